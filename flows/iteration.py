@@ -1,0 +1,48 @@
+"""One iteration.
+
+::
+
+    rollout ─▶ reward ─▶ advantage ─▶ update ─▶ weight sync ─▶ (checkpoint) ─▶ (evaluate) ─▶ report, lineage
+
+Each step returns at once where its manifest says that it is done: running an iteration again costs nothing but what is missing.
+"""
+
+from __future__ import annotations
+
+from prefect import flow
+
+from tasks.advantage import advantage
+from tasks.checkpoint import checkpoint
+from tasks.evaluate import evaluate
+from tasks.lineage import track
+from tasks.report import report, report_evaluation
+from tasks.reward import reward
+from tasks.rollout import rollout
+from tasks.run import checkpoint_due, evaluation_due, open_stored
+from tasks.update import update
+from tasks.weights import sync_weights
+
+
+@flow(name="rlhf-iteration", flow_run_name="{run_id} iteration {iteration}", persist_result=False)
+async def iteration_flow(run_id: str, iteration: int, storage_root: str) -> None:
+    """Run one iteration of a run.
+
+    Args:
+        run_id: The run.
+        iteration: Its number, from 0.
+        storage_root: Where the run's log lies; its configuration is read from there.
+    """
+    async with open_stored(run_id, storage_root) as run:
+        version = iteration + 1
+        await rollout(run_id, iteration)
+        await reward(run_id, iteration)
+        await advantage(run_id, iteration)
+        await update(run_id, iteration)
+        await sync_weights(run_id, version)
+        if checkpoint_due(run, version):
+            await checkpoint(run_id, version)
+        if evaluation_due(run, version):
+            await evaluate(run_id, version)
+            await report_evaluation(run_id, version)
+        await report(run_id, iteration)
+        await track(run_id)

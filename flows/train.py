@@ -1,0 +1,77 @@
+"""A run.
+
+::
+
+    configuration ─▶ open: log, lease, processes ─▶ (evaluate v0) ─▶ iteration 0 ─▶ iteration 1 ─▶ … ─▶ close
+                                                                     └ each a flow run of its own
+
+The log in storage says where to go on: this flow may be started, retried or killed at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from prefect import flow, runtime
+from prefect.logging import get_run_logger
+
+from flows.identity import run_child
+from flows.iteration import iteration_flow
+from tasks.evaluate import evaluate
+from tasks.lineage import track
+from tasks.report import Progress, link_tracker, report_evaluation
+from tasks.run import (
+    OpenRun,
+    Resume,
+    default_run_id,
+    evaluation_due,
+    iterations_to_do,
+    opened,
+    resolve_config,
+)
+
+
+@flow(name="rlhf", persist_result=False)
+async def train(
+    config: str | dict[str, Any] = "grpo_tiny_cpu.yaml",
+    overrides: list[str] | None = None,
+    run_id: str | None = None,
+    resume: Resume = "if-present",
+) -> dict[str, Any]:
+    """Train a policy.
+
+    Args:
+        config: A file, the name of one in configs/, or the configuration itself.
+        overrides: Keys set on top, as section.key=value.
+        run_id: Names the run; a new one by default. The same id again resumes.
+        resume: must - the run has to exist; never - it must not; if-present - either.
+    """
+    checked = resolve_config(config, overrides or [])
+    run_id = run_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
+    logger = get_run_logger()
+    logger.info("run %s", run_id)
+    async with opened(checked, run_id, resume, runtime.flow_run.id) as run:
+        logger.info("log of the run: %s", run.store.url)
+        await link_tracker(run_id, await track(run_id))
+        await run_iterations(run)
+        await track(run_id, insist=True)
+        return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": run.plan.iterations}
+
+
+async def run_iterations(run: OpenRun) -> None:
+    """Everything that the log says is not done yet."""
+    if evaluation_due(run, 0):
+        await evaluate(run.run_id, 0)
+        await report_evaluation(run.run_id, 0)
+    progress = Progress(run)
+    for iteration in await asyncio.to_thread(iterations_to_do, run):
+        await progress.show(iteration)
+        await run_child(
+            iteration_flow,
+            deployment="iteration",
+            key=f"{run.run_id}/{iteration:08d}",
+            name=f"{run.run_id} iteration {iteration}",
+            parameters={"run_id": run.run_id, "iteration": iteration, "storage_root": run.store.root},
+        )
+    await progress.show(run.plan.iterations)

@@ -1,0 +1,1 @@
+"""The ``rlhf`` command: the local stack, starting and following runs, and looking into them."""

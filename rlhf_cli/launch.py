@@ -1,0 +1,153 @@
+"""Start a run on the stack's worker, follow it by its log, and show what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from prefect import get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
+from prefect.deployments import arun_deployment
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from rlhf_cli.views import curve, printable, samples_table
+from rlhf_core.config import load_config
+from rlhf_core.records import Part, Stage
+from rlhf_core.storage import RunStore, trajectories
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from uuid import UUID
+
+    from prefect.client.schemas.objects import FlowRun
+    from rich.console import Console
+
+    from rlhf_cli.stack import Stack
+
+DEPLOYMENT = "rlhf/train"
+POLL_SECONDS = 0.5
+# What people know the stages as; the manifest of the experience is the advantage task's.
+STAGES = {
+    Stage.ROLLOUT: "rollout",
+    Stage.REWARD: "reward",
+    Stage.EXPERIENCE: "advantage",
+    Stage.UPDATE: "update",
+}
+
+
+async def launch_and_follow(
+    out: Console, stack: Stack, config: str, overrides: Sequence[str], run_id: str | None
+) -> bool:
+    """Run to the end. Returns whether it succeeded."""
+    checked = load_config(config, overrides)
+    run_id = run_id or f"{config.rsplit('/', 1)[-1].removesuffix('.yaml')}-{time.strftime('%Y%m%d-%H%M%S')}"
+    store = RunStore(run_id, checked.storage.root, dict(checked.storage.options), checked.storage.timeout)
+    flow_run = await arun_deployment(
+        DEPLOYMENT,
+        parameters={"config": config, "overrides": list(overrides), "run_id": run_id},
+        timeout=0,
+        as_subflow=False,
+        flow_run_name=run_id,
+    )
+    url = f"{stack.prefect_url}/runs/flow-run/{flow_run.id}"
+    out.print(f"run {run_id}: {url}", soft_wrap=True)
+    ended = await _follow(out, store, flow_run.id)
+    if ended.state is None or not ended.state.is_completed():
+        out.print(f"the run ended as {ended.state_name}: {ended.state.message if ended.state else ''}", markup=False)
+        await _print_errors(out, flow_run.id)
+        out.print("its log is kept: the same command with the same --run-id goes on where it stopped")
+        return False
+    await asyncio.to_thread(_summary, out, stack, store, url)
+    return True
+
+
+async def _follow(out: Console, store: RunStore, flow_run_id: UUID) -> FlowRun:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        TimeElapsedColumn(),
+    )
+    async with get_client() as client:
+        with Progress(*columns, console=out) as progress:
+            bar = progress.add_task("waiting for a worker", total=None, numbers="")
+            while True:
+                flow_run = await client.read_flow_run(flow_run_id)
+                seen = await asyncio.to_thread(_position, store)
+                if seen is not None:
+                    progress.update(bar, **seen)
+                elif flow_run.state is not None and flow_run.state.is_running():
+                    progress.update(bar, description="starting engines")
+                if flow_run.state is not None and flow_run.state.is_final():
+                    return flow_run
+                await asyncio.sleep(POLL_SECONDS)
+
+
+def _position(store: RunStore) -> dict[str, Any] | None:
+    """Where the run is, by its log; None before it has one."""
+    body = store.read_run()
+    if body is None:
+        return None
+    total = int(body["plan"]["iterations"])
+    newest = store.newest_update()
+    done = 0 if newest is None else newest[0] + 1
+    numbers = ""
+    if newest is not None:
+        metrics = _metrics(store, newest[0])
+        numbers = f"reward {metrics['reward/mean']:.3f}  {metrics['rollout/tokens_per_second']:.0f} tok/s"
+    stage = next((name for s, name in STAGES.items() if store.stage(done, s) is None), "update") if done < total else "done"
+    return {"completed": done, "total": total, "description": f"{stage:<9}", "numbers": numbers}
+
+
+def _metrics(store: RunStore, iteration: int) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for stage in STAGES:
+        found = store.stage(iteration, stage)
+        if found is not None:
+            metrics.update(found[0].body["metrics"])
+    return metrics
+
+
+def _summary(out: Console, stack: Stack, store: RunStore, url: str) -> None:
+    rewards = [_metrics(store, iteration)["reward/mean"] for iteration in store.completed_iterations()]
+    out.print("\nmean reward")
+    for line in curve(rewards):
+        out.print(line, markup=False)
+    best = max(range(len(rewards)), key=rewards.__getitem__)
+    out.print(
+        f"\nreward {rewards[0]:.3f} → {rewards[-1]:.3f} in {len(rewards)} iterations (best {rewards[best]:.3f} in {best})"
+    )
+    last = len(rewards)
+    first_eval, last_eval = store.read_evaluation(0), store.read_evaluation(last)
+    if first_eval and last_eval:
+        for name in ("eval/reward_mean", "eval/pass@1"):
+            if name in first_eval["metrics"] and name in last_eval["metrics"]:
+                out.print(f"held out: {name} {first_eval['metrics'][name]:.3f} → {last_eval['metrics'][name]:.3f}")
+    out.print(samples_table("before", _samples(store, first_eval, 0)))
+    out.print(samples_table("after", _samples(store, last_eval, last - 1)))
+    out.print(f"Prefect       {url}", soft_wrap=True)
+    out.print(f"MLflow        {stack.mlflow_url}  (experiment rlhf, run {store.run_id})", soft_wrap=True)
+    out.print(f"trajectories  {store.url_of('iterations')}   (rlhf trajectories {store.run_id})", soft_wrap=True)
+    out.print(f"checkpoints   {store.url_of('checkpoints')}", soft_wrap=True)
+
+
+def _samples(store: RunStore, evaluation: dict[str, Any] | None, iteration: int) -> list[dict[str, Any]]:
+    """A few answers: to held-out prompts where there are some, else of an iteration."""
+    if evaluation is None:
+        found: list[dict[str, Any]] = trajectories(store, iteration, limit=2).to_pylist()
+        return found
+    rows = store.read_trajectories([Part(**part) for part in evaluation["parts"]])
+    picked = sorted(rows, key=lambda row: row.key)[:2]
+    return [{"prompt": row.prompt, "answer": row.answer, "reward": None} for row in picked]
+
+
+async def _print_errors(out: Console, flow_run_id: UUID) -> None:
+    async with get_client() as client:
+        logs = await client.read_logs(
+            LogFilter(flow_run_id=LogFilterFlowRunId(any_=[flow_run_id]), level=LogFilterLevel(ge_=40)), limit=20
+        )
+    for log in logs:
+        out.print(printable(log.message)[:2000], style="red", markup=False)

@@ -1,0 +1,178 @@
+"""The ``rlhf`` command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from rlhf_cli.stack import Stack, rlhf_home, use_stack
+from rlhf_core.errors import RlhfError
+
+app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")
+config_app = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
+app.add_typer(config_app, name="config")
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+ConfigFile = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of one in configs/.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, on top of the file.")]
+RunId = Annotated[str | None, typer.Option("--run-id", help="Names the run; the same id again resumes.")]
+Run = Annotated[str, typer.Argument(help="A run id below --root, or the URL of a run.")]
+Root = Annotated[str | None, typer.Option("--root", help="storage.root of the run; default: $RLHF_HOME/runs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
+
+
+@app.command()
+def up() -> None:
+    """Start the local stack (Prefect server and worker, MLflow, Ray) and deploy the flows."""
+    with out.status("starting the stack"):
+        Stack.here().up(out.print)
+
+
+@app.command()
+def down() -> None:
+    """Stop the local stack. Runs keep their log: they resume after the next `rlhf up`."""
+    Stack.here().down(out.print)
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """What of the local stack answers."""
+    stack = Stack.here()
+    parts = stack.status()
+    if as_json:
+        out.print_json(json.dumps({**parts, "prefect_url": stack.prefect_url, "mlflow_url": stack.mlflow_url}))
+    else:
+        for name, answers in parts.items():
+            out.print(f"{name:<8} {'up' if answers else 'down'}")
+        for name, value in stack.environment.items():
+            if name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
+                out.print(f"export {name}={value}", soft_wrap=True)
+    if not all(parts.values()):
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    run_id: RunId = None,
+    resume: Annotated[str, typer.Option(help="must, if-present or never.")] = "if-present",
+) -> None:
+    """Run the training flow in this process: on the local stack if it is up, else without any server."""
+    from rlhf_core.config import load_config
+
+    load_config(config, overrides or [])  # a mistake shows before anything starts
+    if not use_stack(Stack.here()) and "PREFECT_API_URL" not in os.environ:
+        os.environ["PREFECT_API_URL"] = ""  # a temporary server of this process, whatever prefect.toml names
+    from flows.train import train as train_flow
+
+    result = asyncio.run(train_flow(config, overrides or [], run_id, resume))  # type: ignore[arg-type]
+    out.print_json(json.dumps(result))
+
+
+@app.command()
+def launch(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None) -> None:
+    """Start a run on the local stack's worker, follow it, and show its result. Needs `rlhf up`."""
+    from rlhf_cli.launch import launch_and_follow
+
+    stack = Stack.here()
+    if not use_stack(stack):
+        raise RlhfError("the local stack is not running: start it with `rlhf up`, or use `rlhf train`")
+    if not asyncio.run(launch_and_follow(out, stack, config, overrides or [], run_id)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def trajectories(
+    run: Run,
+    iteration: Annotated[int | None, typer.Option(help="Only this one.")] = None,
+    where: Annotated[str | None, typer.Option(help="Such as \"reward < 0 and stop_reason = 'length'\".")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many rows.")] = 20,
+    as_json: AsJson = False,
+    root: Root = None,
+) -> None:
+    """Readable samples of a run: prompt, answer, reward, log-prob summary, stop reason."""
+    from rlhf_cli.views import show_trajectories
+
+    show_trajectories(out, run_store(run, root), iteration, where, limit, as_json)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """What is installed, which accelerators there are, what is missing, which servers answer."""
+    from rlhf_cli.doctor import examine, show
+
+    report = examine(Stack.here())
+    if as_json:
+        out.print_json(json.dumps(report))
+    else:
+        show(out, report)
+    if report["problems"]:
+        raise typer.Exit(1)
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
+    """The whole configuration, defaults included."""
+    import yaml
+
+    from rlhf_core.config import load_config
+
+    out.print(yaml.safe_dump(load_config(config, overrides or []).model_dump(mode="json"), sort_keys=False), soft_wrap=True)
+
+
+@config_app.command("check")
+def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
+    """Refuse what cannot work, and say what the run will ask of the cluster."""
+    from rlhf_core.cluster.placement import place
+    from rlhf_core.config import load_config
+
+    checked = load_config(config, overrides or [])
+    resources: dict[str, float] = {"CPU": float(os.cpu_count() or 1), "GPU": float(_gpus())}
+    placement = place(checked, resources)
+    out.print(f"{config}: valid; on this machine ({placement.device}):")
+    for line in placement.describe(checked):
+        out.print(f"  {line}")
+
+
+def run_store(run: str, root: str | None) -> Any:
+    """The log of a run named by id or URL."""
+    from rlhf_core.errors import ConfigError
+    from rlhf_core.storage import RunStore
+
+    if "/" in run:
+        root, _, run = run.rstrip("/").rpartition("/")
+    store = RunStore(run, root or str(rlhf_home() / "runs"))
+    if store.read_run() is None:
+        raise ConfigError(f"no run at {store.url}: check the run id, or name its storage.root with --root")
+    return store
+
+
+def _gpus() -> int:
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        return 0
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def main() -> None:
+    """Entry point: errors of ours are one message, not a traceback."""
+    sys.path.insert(0, str(Path.cwd()))  # reward and task files of the project are imported by the name they have here
+    try:
+        app()
+    except RlhfError as error:
+        err.print(f"[bold red]{type(error).__name__}[/bold red]: ", end="")
+        err.print(str(error), markup=False, soft_wrap=True)
+        sys.exit(1)

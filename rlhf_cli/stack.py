@@ -1,0 +1,306 @@
+"""The local stack: Prefect server and worker, MLflow, Ray. Everything binds to loopback and keeps its state in one folder.
+
+::
+
+    rlhf up ─▶ server ┐
+               mlflow ├─ healthy ─▶ work pool ─▶ worker ─▶ deployments
+               ray    ┘
+    $RLHF_HOME (default .rlhf): stack.json, logs/, prefect/, mlflow.db, ray_token, runs/, models/
+
+Ports: $RLHF_PREFECT_PORT, $RLHF_MLFLOW_PORT, $RLHF_RAY_PORT.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from rlhf_core.errors import RlhfError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+POOL = "rlhf"
+HOST = "127.0.0.1"
+PREFECT_FILE = Path("deployments/prefect.yaml")
+START_SECONDS = 180.0
+STOP_SECONDS = 10.0
+
+
+class StackError(RlhfError, RuntimeError):
+    """A part of the local stack did not start. The message names its log."""
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where the servers listen."""
+
+    prefect: int = 4200
+    mlflow: int = 5000
+    ray: int = 6379
+
+    @classmethod
+    def from_environment(cls) -> Ports:
+        """The defaults, unless the environment says otherwise."""
+        return cls(
+            prefect=int(os.environ.get("RLHF_PREFECT_PORT", cls.prefect)),
+            mlflow=int(os.environ.get("RLHF_MLFLOW_PORT", cls.mlflow)),
+            ray=int(os.environ.get("RLHF_RAY_PORT", cls.ray)),
+        )
+
+
+@dataclass
+class Stack:
+    """The stack of one project folder. ``up`` and ``down`` may be called at any time, in any state."""
+
+    home: Path
+    project: Path
+    ports: Ports
+    pids: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def here(cls) -> Stack:
+        """The stack of the current folder, with what is recorded of it."""
+        home = rlhf_home()
+        try:
+            recorded = json.loads((home / "stack.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return cls(home, Path.cwd(), Ports.from_environment())
+        return cls(home, Path(recorded["project"]), Ports(**recorded["ports"]), recorded["pids"])
+
+    @property
+    def prefect_url(self) -> str:
+        """The server's UI; its API is below ``/api``."""
+        return f"http://{HOST}:{self.ports.prefect}"
+
+    @property
+    def mlflow_url(self) -> str:
+        """The tracking server."""
+        return f"http://{HOST}:{self.ports.mlflow}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every process of the stack, and every client of it, needs to know."""
+        prefect = self.home / "prefect"
+        return {
+            "RLHF_HOME": str(self.home),
+            "RLHF_PROJECT": str(self.project),
+            "RAY_ADDRESS": f"{HOST}:{self.ports.ray}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.home / "ray_token"),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "MLFLOW_TRACKING_URI": self.mlflow_url,
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            "DO_NOT_TRACK": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "PREFECT_HOME": str(prefect),
+            "PREFECT_API_URL": f"{self.prefect_url}/api",
+            "PREFECT_RESULTS_LOCAL_STORAGE_PATH": str(prefect / "results"),
+            "PREFECT_SERVER_MEMO_STORE_PATH": str(prefect / "memo_store.toml"),
+            "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+            "PREFECT_SERVER_UI_API_URL": "/api",  # else the UI calls port 4200 whatever the server's port is
+            # A crashed server must not keep concurrency slots taken.
+            "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+            "PREFECT_WORKER_QUERY_SECONDS": "1",
+            # On SQLite two writers give "database is locked", which costs the client seconds: write in batches.
+            "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+            "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
+            "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
+            "PREFECT_API_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "200",
+            "PREFECT_API_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
+        }
+
+    def up(self, say: Callable[[str], None]) -> None:
+        """Start whatever is not running, and deploy.
+
+        Raises:
+            StackError: a server did not start; the message names its log.
+        """
+        self.home.mkdir(parents=True, exist_ok=True)
+        self._make_token()
+        started = [name for name in ("prefect", "mlflow", "ray") if self._start_server(name)]
+        for name in ("prefect", "mlflow", "ray"):
+            self._wait_for(name)
+        if started:
+            say(f"started {', '.join(started)}")
+        self._run("work pool", [*_python("prefect"), "--no-prompt", "work-pool", "create", POOL, "--type", "process", "--overwrite"])
+        if not self.is_alive("worker"):
+            self._spawn("worker", [*_python("prefect"), "worker", "start", "--pool", POOL, "--type", "process"])
+            say("started worker")
+        self._run(
+            "deployments", [*_python("prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_FILE)]
+        )
+        say(f"Prefect  {self.prefect_url}")
+        say(f"MLflow   {self.mlflow_url}")
+        say(f"Ray      {HOST}:{self.ports.ray}")
+
+    def down(self, say: Callable[[str], None]) -> None:
+        """Stop everything that ``up`` started."""
+        for name in ("worker", "ray", "mlflow", "prefect"):
+            if self.is_alive(name):
+                _end(self.pids[name])
+                say(f"stopped {name}")
+            self.pids.pop(name, None)
+        self._record()
+
+    def status(self) -> dict[str, bool]:
+        """Which parts answer."""
+        return {name: self.is_alive(name) and self._answers(name) for name in ("prefect", "mlflow", "ray", "worker")}
+
+    def is_alive(self, name: str) -> bool:
+        """True if the recorded process runs, and is the one we started rather than a later one with its number."""
+        pid = self.pids.get(name)
+        if pid is None:
+            return False
+        try:
+            process = psutil.Process(pid)
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("RLHF_HOME") == str(self.home)
+        except psutil.Error:
+            return False
+
+    def _start_server(self, name: str) -> bool:
+        if self.is_alive(name):
+            return False
+        port = getattr(self.ports, name)
+        if _is_open(port):
+            raise StackError(
+                f"port {port} is taken by another program: stop it, or set RLHF_{name.upper()}_PORT to a free port"
+            )
+        self._spawn(name, self._command(name))
+        return True
+
+    def _command(self, name: str) -> list[str]:
+        port = str(getattr(self.ports, name))
+        if name == "prefect":
+            return [*_python("prefect"), "server", "start", "--host", HOST, "--port", port]
+        if name == "mlflow":
+            return [
+                *_python("mlflow"),
+                *("server", "--host", HOST, "--port", port, "--workers", "1"),
+                *("--backend-store-uri", f"sqlite:///{self.home / 'mlflow.db'}"),
+                *("--artifacts-destination", str(self.home / "mlflow-artifacts")),
+            ]
+        return [
+            *_python("ray.scripts.scripts"),
+            *("start", "--head", "--block", "--node-ip-address", HOST, "--port", port),
+            *("--include-dashboard", "false", "--disable-usage-stats", "--object-store-memory", str(2**30)),
+        ]
+
+    def _spawn(self, name: str, command: list[str]) -> None:
+        logs = self.home / "logs"
+        logs.mkdir(exist_ok=True)
+        environment = {**os.environ, **self.environment}
+        if name == "mlflow":
+            environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # starts in half the time
+        # SIGINT is what ends a Prefect worker, and a shell's background job would ignore it: a session of its own.
+        with (logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.project, env=environment, start_new_session=True
+            )
+        self.pids[name] = process.pid
+        self._record()
+
+    def _run(self, what: str, command: list[str]) -> None:
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=self.project, env=environment, timeout=START_SECONDS, check=False
+        )
+        if done.returncode:
+            raise StackError(f"{what}: {' '.join(command[2:])} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+
+    def _wait_for(self, name: str) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._answers(name):
+                return
+            if not self.is_alive(name):
+                raise StackError(f"{name} ended while starting; its log: {self._log_tail(name)}")
+            time.sleep(0.3)
+        raise StackError(f"{name} did not answer within {START_SECONDS:g} s; its log: {self._log_tail(name)}")
+
+    def _answers(self, name: str) -> bool:
+        if name == "prefect":
+            return _healthy(f"{self.prefect_url}/api/health")
+        if name == "mlflow":
+            return _healthy(f"{self.mlflow_url}/health")
+        return _is_open(self.ports.ray) if name == "ray" else True
+
+    def _log_tail(self, name: str) -> str:
+        path = self.home / "logs" / f"{name}.log"
+        return f"{path}\n{path.read_text(errors='replace')[-1500:]}"
+
+    def _make_token(self) -> None:
+        """Ray's ports listen on every interface, whatever its address: only who has the token gets in."""
+        path = self.home / "ray_token"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(32))
+
+    def _record(self) -> None:
+        body = {"ports": asdict(self.ports), "project": str(self.project), "pids": self.pids}
+        temporary = self.home / "stack.json.new"
+        temporary.write_text(json.dumps(body, indent=1))
+        temporary.replace(self.home / "stack.json")
+
+
+def rlhf_home() -> Path:
+    """Where the stack and local runs keep their state."""
+    return Path(os.environ.get("RLHF_HOME", ".rlhf")).absolute()
+
+
+def use_stack(stack: Stack) -> bool:
+    """Make this process a client of the stack, if it runs. Call before prefect or ray are imported."""
+    running = stack.is_alive("prefect")
+    if running:
+        os.environ.update(stack.environment)
+    return running
+
+
+def _python(module: str) -> list[str]:
+    """A module of this environment, whatever is on the PATH."""
+    return [sys.executable, "-m", module]
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (OSError, urllib.error.URLError):
+        return False
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((HOST, port)) == 0
+
+
+def _end(pid: int) -> None:
+    """End a process and everything below it: gently, then not."""
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return
+    for sent in (signal.SIGTERM, signal.SIGKILL):
+        for member in family:
+            try:
+                member.send_signal(sent)
+            except psutil.NoSuchProcess:
+                continue
+        _, family = psutil.wait_procs(family, timeout=STOP_SECONDS)
+        if not family:
+            return

@@ -1,0 +1,82 @@
+"""Tables for people, and the same as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from rlhf_core.storage import trajectories
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from rlhf_core.storage import RunStore
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def show_trajectories(
+    out: Console, store: RunStore, iteration: int | None, where: str | None, limit: int, as_json: bool
+) -> None:
+    """Print samples of a run."""
+    rows: list[dict[str, Any]] = trajectories(store, iteration, where, limit).to_pylist()
+    if as_json:
+        out.print_json(json.dumps(rows, default=str, ensure_ascii=False))
+        return
+    if not rows:
+        out.print("no trajectory matches")
+        return
+    for row in rows:
+        head = "  ".join(f"{name}={_short(value)}" for name, value in row.items() if name not in ("prompt", "answer"))
+        out.print(head, style="dim", markup=False, soft_wrap=True)
+        out.print(f"  > {row.get('prompt', '')}", markup=False)
+        out.print(f"  < {row.get('answer', '')}", markup=False)
+
+
+def samples_table(title: str, rows: list[dict[str, Any]]) -> Table:
+    """Prompts with answers."""
+    table = Table(title=title, show_lines=False, title_justify="left")
+    for name in ("prompt", "answer", "reward"):
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(printable(row["prompt"]), printable(row["answer"]), _short(row.get("reward")))
+    return table
+
+
+def curve(values: list[float], height: int = 8) -> list[str]:
+    """A plot of a series as text, one column a value.
+
+    Args:
+        values: The series.
+        height: Lines.
+    """
+    if not values:
+        return []
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    levels = [round((value - low) / span * (height * 8 - 1)) + 1 for value in values]
+    lines = []
+    for line in reversed(range(height)):
+        cells = "".join(_block(level - line * 8) * 2 for level in levels)
+        label = high if line == height - 1 else low if line == 0 else None
+        lines.append(f"{'' if label is None else f'{label:.3f}':>8} │{cells}")
+    lines.append(f"{'':>8} └{'──' * len(values)}")
+    lines.append(f"{'':>10}0{f'{len(values) - 1}':>{max(1, 2 * len(values) - 2)}}  iteration")
+    return lines
+
+
+def printable(text: str) -> str:
+    """Text as one line, with what a terminal cannot show replaced."""
+    return "".join(c if c.isprintable() else "·" for c in text.replace("\n", "⏎"))
+
+
+def _block(eighths: int) -> str:
+    if eighths <= 0:
+        return " "
+    return BLOCKS[min(eighths, 8) - 1]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

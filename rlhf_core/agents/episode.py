@@ -1,0 +1,106 @@
+"""One attempt at one prompt, and the group of attempts that are compared with each other.
+
+::
+
+    Prompt ──▶ Episode (one a sample) ──▶ executor ──▶ Trajectory (one a segment)
+                       └── whatever goes wrong ──▶ Trajectory with stop_reason=error, never trained
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from rlhf_core.errors import GenerationError, WorkerError
+from rlhf_core.records import Generate, Prompt, RewardStatus, SamplingParams, StopReason, Trajectory
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlhf_core.agents.executor import AgentExecutorBase
+
+
+class Tokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that executors use."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str:
+        """Text of the ids."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What an executor gets: everything that identifies one sample, and the two things it may use."""
+
+    run_id: str
+    iteration: int
+    prompt: Prompt
+    group_id: str
+    sample_index: int
+    sampling: SamplingParams
+    max_len: int  # prompt plus everything after it, tokens
+    generate: Generate
+    tokenizer: Tokenizer
+    round: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """Unique within the run while the episode lives."""
+        return f"{self.iteration}-{self.round}-{self.group_id}-{self.sample_index}"
+
+
+async def run_group(executor: AgentExecutorBase, episodes: Sequence[Episode]) -> list[Trajectory]:
+    """All segments of all samples of one prompt, in sample order.
+
+    Raises:
+        WorkerError: an engine is gone. That is no fault of a sample: the stage heals and asks again.
+    """
+    rows = await asyncio.gather(*(run_episode(executor, episode) for episode in episodes))
+    return [row for segments in rows for row in segments]
+
+
+async def run_episode(executor: AgentExecutorBase, episode: Episode) -> list[Trajectory]:
+    """One sample: its segments, or one row that says why there are none.
+
+    A failure of this sample (its environment, its request) is recorded, and the group goes on with the rest.
+    """
+    started_at, start = time.time(), time.monotonic()
+    try:
+        segments = await executor.execute(episode)
+        if not segments:
+            raise GenerationError(f"{type(executor).__name__} returned no trajectory")
+    except WorkerError:
+        raise
+    except Exception as error:  # noqa: BLE001  user code may raise anything; the recorded failure is the point
+        segments = [failed_trajectory(episode, error)]
+    seconds = time.monotonic() - start
+    return [replace(segment, started_at=started_at, seconds=seconds) for segment in segments]
+
+
+def failed_trajectory(episode: Episode, error: BaseException) -> Trajectory:
+    """The record of a sample that failed: the prompt, no action, and the reason."""
+    ids = np.asarray(episode.prompt.token_ids, dtype=np.int32)
+    return Trajectory(
+        run_id=episode.run_id,
+        iteration=episode.iteration,
+        round=episode.round,
+        prompt_id=episode.prompt.row_id,
+        group_id=episode.group_id,
+        sample_index=episode.sample_index,
+        datasource=episode.prompt.datasource,
+        prompt=episode.prompt.text,
+        label=episode.prompt.label,
+        messages=episode.prompt.messages,
+        token_ids=ids,
+        action_ranges=(),
+        rollout_logprobs=np.zeros(len(ids), dtype=np.float32),
+        version_spans=(),
+        stop_reason=StopReason.ERROR,
+        error=f"{type(error).__name__}: {error}",
+        sampling=episode.sampling,
+        reward_status=RewardStatus.SKIPPED,
+    )

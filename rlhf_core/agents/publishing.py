@@ -1,0 +1,52 @@
+"""Finished groups become durable within seconds, so that a crash costs only the groups in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlhf_core.records import Part, Trajectory
+
+# A finished group waits at most this long for company in its shard.
+MAX_WAIT_SECONDS = 5.0
+
+
+class GroupPublisher:
+    """Collects finished groups and publishes them as shards, off the event loop."""
+
+    def __init__(self, publish: Callable[[list[Trajectory]], Part], groups_per_shard: int) -> None:
+        self._publish = publish
+        self._groups_per_shard = groups_per_shard
+        self._rows: list[Trajectory] = []
+        self._groups = 0
+        self._oldest = 0.0
+        self.parts: list[Part] = []
+
+    async def add(self, rows: Sequence[Trajectory]) -> None:
+        """Take one finished group."""
+        if not self._groups:
+            self._oldest = time.monotonic()
+        self._rows.extend(rows)
+        self._groups += 1
+        if self._groups >= self._groups_per_shard or self._overdue:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Publish what is waiting."""
+        if not self._rows:
+            return
+        rows, self._rows, self._groups = self._rows, [], 0
+        self.parts.append(await asyncio.to_thread(self._publish, rows))
+
+    async def flush_overdue(self) -> None:
+        """Publish what has waited too long; call now and then while groups are slow to finish."""
+        if self._groups and self._overdue:
+            await self.flush()
+
+    @property
+    def _overdue(self) -> bool:
+        return time.monotonic() - self._oldest > MAX_WAIT_SECONDS

@@ -1,0 +1,182 @@
+"""Which rank computes which rows, in which micro-batches: a pure function of the lengths.
+
+::
+
+    rows ──shuffle──▶ optimizer steps ──balance by tokens──▶ ranks ──sort by length, cut──▶ micro-batches
+          (seeded per epoch)                                                                (equally many on every rank)
+
+Every rank computes the whole plan by itself and takes its own part: nothing is sent. Each rank has equally many
+micro-batches, because each forward pass is a collective under ZeRO-3 and a rank without work would leave the others
+waiting: a rank that has fewer cuts the ones it has, and at the last repeats a row as a ``filler`` that counts for
+nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlhf_core.errors import TrainingError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows of one forward pass of one rank."""
+
+    rows: tuple[int, ...]  # indices into the lengths the plan was made from, longest first
+    filler: bool = False  # True: computed to keep step with the other ranks; its result counts for nothing
+
+
+RankPlans = tuple[tuple[MicroBatch, ...], ...]  # [rank][k], equally many k on every rank
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """One optimizer step: the rows of all ranks, and what their losses are divided by."""
+
+    epoch: int
+    micro_batches: RankPlans
+    num_tokens: int  # action tokens of the step over all ranks
+    num_sequences: int  # rows of the step over all ranks
+
+
+def plan_forward(
+    lengths: Sequence[int], world_size: int, micro_batch_size: int, token_budget: int | None = None
+) -> RankPlans:
+    """A plan that visits every row once.
+
+    Args:
+        lengths: tokens of each row.
+        world_size: ranks to spread the rows over.
+        micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
+        token_budget: tokens per micro-batch, padding counted.
+
+    Raises:
+        TrainingError: a row is longer than ``token_budget``.
+    """
+    return _plan_rows(range(len(lengths)), lengths, world_size, micro_batch_size, token_budget)
+
+
+def plan_update(
+    lengths: Sequence[int],
+    num_actions: Sequence[int],
+    *,
+    world_size: int,
+    samples_per_step: int,
+    max_epochs: int,
+    seed: int,
+    iteration: int,
+    micro_batch_size: int,
+    token_budget: int | None = None,
+) -> list[OptimizerStep]:
+    """The optimizer steps of one iteration; rows without action tokens are in none of them.
+
+    A short batch (failed samples) is spread evenly over ``ceil(rows / samples_per_step)`` steps, so that no step is
+    much noisier than the others.
+
+    Args:
+        lengths: tokens of each row.
+        num_actions: action tokens of each row.
+        world_size: ranks to spread each step over.
+        samples_per_step: rows of a full step, over all ranks.
+        max_epochs: how often every row is trained on.
+        seed: with ``iteration`` and the epoch, the seed of the order of rows.
+        iteration: see ``seed``.
+        micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
+        token_budget: tokens per micro-batch, padding counted.
+
+    Raises:
+        TrainingError: a row is longer than ``token_budget``.
+    """
+    trainable = np.flatnonzero(np.asarray(num_actions))
+    if not len(trainable):
+        return []
+    num_steps = -(-len(trainable) // samples_per_step)
+    steps = []
+    for epoch in range(max_epochs):
+        order = np.random.default_rng([seed, iteration, epoch]).permutation(trainable)
+        for part in np.array_split(order, num_steps):
+            rows = [int(row) for row in part]
+            steps.append(
+                OptimizerStep(
+                    epoch=epoch,
+                    micro_batches=_plan_rows(rows, lengths, world_size, micro_batch_size, token_budget),
+                    num_tokens=sum(int(num_actions[row]) for row in rows),
+                    num_sequences=len(rows),
+                )
+            )
+    return steps
+
+
+def _plan_rows(
+    rows: Sequence[int], lengths: Sequence[int], world_size: int, micro_batch_size: int, token_budget: int | None
+) -> RankPlans:
+    if not rows:
+        return tuple(() for _ in range(world_size))
+    longest_first = sorted(rows, key=lambda row: (-lengths[row], row))
+    _check_budget(longest_first[0], lengths, token_budget)
+    plans = []
+    for share in _balance(longest_first, lengths, world_size):
+        if token_budget is None:
+            plans.append(_cut_by_rows(share, micro_batch_size))
+        else:
+            plans.append(_cut_by_tokens(share, lengths, token_budget))
+    count = max(len(plan) for plan in plans)
+    shortest = longest_first[-1]
+    return tuple(_stretch(plan, count, shortest) for plan in plans)
+
+
+def _check_budget(longest: int, lengths: Sequence[int], token_budget: int | None) -> None:
+    if token_budget is not None and lengths[longest] > token_budget:
+        raise TrainingError(
+            f"row {longest} has {lengths[longest]} tokens, but a micro-batch may hold {token_budget}: "
+            "raise train.max_tokens_per_gpu (or rollout.max_tokens_per_gpu), or lower data.max_len"
+        )
+
+
+def _balance(longest_first: Sequence[int], lengths: Sequence[int], world_size: int) -> list[list[int]]:
+    """Each row to the rank with the fewest tokens so far: at most 4/3 of the best possible (Graham 1969)."""
+    shares: list[list[int]] = [[] for _ in range(world_size)]
+    tokens = [0] * world_size
+    for row in longest_first:
+        rank = min(range(world_size), key=lambda r: (tokens[r], len(shares[r]), r))
+        shares[rank].append(row)
+        tokens[rank] += lengths[row]
+    return shares
+
+
+def _cut_by_rows(share: list[int], micro_batch_size: int) -> list[MicroBatch]:
+    """As few micro-batches as the size allows, as equal as possible."""
+    count = -(-len(share) // micro_batch_size)
+    bounds = [i * len(share) // count for i in range(count + 1)] if count else []
+    return [MicroBatch(tuple(share[start:end])) for start, end in pairwise(bounds)]
+
+
+def _cut_by_tokens(share: list[int], lengths: Sequence[int], token_budget: int) -> list[MicroBatch]:
+    """Rows while they fit; the first one of a micro-batch is its longest, so it sets the padded width."""
+    batches: list[list[int]] = []
+    for row in share:
+        if batches and lengths[batches[-1][0]] * (len(batches[-1]) + 1) <= token_budget:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+    return [MicroBatch(tuple(batch)) for batch in batches]
+
+
+def _stretch(plan: list[MicroBatch], count: int, filler_row: int) -> tuple[MicroBatch, ...]:
+    """The same rows in ``count`` micro-batches: the ones with most rows are halved, then fillers are added."""
+    while len(plan) < count:
+        widest = max(range(len(plan)), key=lambda k: (len(plan[k].rows), -k), default=None)
+        if widest is None or len(plan[widest].rows) < 2:
+            plan = [*plan, MicroBatch((filler_row,), filler=True)]
+            continue
+        rows = plan[widest].rows
+        half = len(rows) // 2
+        plan = [*plan[:widest], MicroBatch(rows[:half]), MicroBatch(rows[half:]), *plan[widest + 1 :]]
+    return tuple(plan)

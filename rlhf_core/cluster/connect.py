@@ -1,0 +1,42 @@
+"""The Ray cluster of a process: one that is named, or one of its own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+
+from rlhf_core.errors import WorkerError
+from rlhf_core.telemetry import get_logger
+
+logger = get_logger(__name__)
+
+# Of a cluster started for one process: log-probs and metrics pass through it, weights and shards do not.
+OBJECT_STORE_BYTES = 512 * 2**20
+
+
+def connect(address: str | None) -> dict[str, float]:
+    """Connect this process to Ray, and say what the cluster has.
+
+    Args:
+        address: of a running cluster; default: $RAY_ADDRESS, else a cluster is started that ends with this process.
+
+    Raises:
+        WorkerError: no cluster answers at the address.
+    """
+    if not ray.is_initialized():
+        _connect(address or os.environ.get("RAY_ADDRESS"))
+    return dict(ray.cluster_resources())
+
+
+def _connect(address: str | None) -> None:
+    common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
+    if not address:
+        logger.info("starting a Ray cluster that ends with this process")
+        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **common)
+        return
+    try:
+        ray.init(address=address, **common)
+    except (ConnectionError, RuntimeError) as error:
+        raise WorkerError(f"no Ray cluster at {address}: {error}; start one (`rlhf up`) or unset the address") from error

@@ -1,0 +1,122 @@
+"""The advantage stage's arithmetic: rows with rewards and log-probs become rows to train on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from rlhf_core.algorithms.advantages import AdvantageInput, compute_advantages
+from rlhf_core.algorithms.estimators import ESTIMATORS
+from rlhf_core.algorithms.kl import kl_estimate
+from rlhf_core.algorithms.shaping import ShapingSettings, shape_rewards
+from rlhf_core.records import Experience, Trajectory, action_mask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+
+    from rlhf_core.config import Config
+
+    # (group, sample, segment) -> [T] log-probs of that row
+    Logprobs: TypeAlias = dict[tuple[str, int, int], NDArray[np.float32]]
+
+
+def make_experience(
+    chosen: Sequence[Trajectory],
+    old: Logprobs,
+    ref: Logprobs | None,
+    kl_coef: float,
+    config: Config,
+) -> tuple[list[Experience], dict[str, float]]:
+    """Rewards and log-probs become advantages (ALGORITHMS section 1), over the whole batch at once."""
+    algo = config.algo
+    mask_BT = _padded([action_mask(row.action_ranges, len(row.token_ids)) for row in chosen]).bool()
+    old_BT = _padded([old[row.key] for row in chosen])
+    ref_BT = None if ref is None else _padded([ref[row.key] for row in chosen])
+    kl_BT = None if ref_BT is None else kl_estimate(old_BT, ref_BT, algo.kl.estimator)
+    episodes = _episode_lengths(chosen)
+    shaped = shape_rewards(
+        torch.tensor([row.reward for row in chosen], dtype=torch.float64),
+        torch.tensor([episodes[row.key[:2]] for row in chosen]),
+        torch.tensor([row.stop_reason.truncated for row in chosen]),
+        ShapingSettings(
+            max_new_tokens=config.rollout.max_new_tokens,
+            clip_range=config.reward.clip_range,
+            overlong_buffer=config.reward.overlong_buffer_len,
+            overlong_factor=config.reward.overlong_penalty_factor,
+            stop_properly_coef=config.reward.stop_properly_penalty_coef,
+        ),
+    )
+    penalty = kl_BT is not None and not algo.kl.use_loss
+    result = compute_advantages(
+        AdvantageInput(
+            rewards_B=shaped.rewards_N,
+            group_keys=[row.group_id for row in chosen],
+            sample_keys=[row.sample_index for row in chosen],
+            mask_BT=mask_BT,
+            step_rewards=[row.step_rewards for row in chosen] if any(row.step_rewards for row in chosen) else None,
+            kl_BT=kl_BT if penalty else None,
+        ),
+        ESTIMATORS[algo.advantage.estimator],
+        gamma=algo.advantage.gamma,
+        lambd=algo.advantage.lambd,
+        kl_coef=kl_coef if penalty else 0.0,
+        no_std_norm=algo.advantage.no_std_norm,
+    )
+    experience = [
+        Experience(
+            group_id=row.group_id,
+            sample_index=row.sample_index,
+            segment_index=row.segment_index,
+            token_ids=row.token_ids,
+            action_ranges=row.action_ranges,
+            rollout_logprobs=row.rollout_logprobs,
+            old_logprobs=old[row.key],
+            ref_logprobs=None if ref is None else ref[row.key],
+            values=None,
+            advantages=result.advantages_BT[i, : len(row.token_ids)].numpy(),
+            returns=result.returns_BT[i, : len(row.token_ids)].numpy(),
+            reward=float(row.reward or 0.0),
+            shaped_reward=float(result.shaped_B[i]),
+            temperature=row.sampling.temperature,
+            constrained=row.sampling.constrained,
+        )
+        for i, row in enumerate(chosen)
+    ]
+    mismatch = (old_BT - _padded([row.rollout_logprobs for row in chosen]))[mask_BT].abs()
+    metrics = {
+        "advantage/mean": float(result.advantages_BT[mask_BT].mean()),
+        "advantage/std": float(result.advantages_BT[mask_BT].std(correction=0)),
+        "advantage/zero_groups_share": _zero_groups(chosen, result.group_std_B),
+        "mismatch/logprob_abs_mean": float(mismatch.mean()),
+        "mismatch/logprob_abs_max": float(mismatch.max()),
+    }
+    if kl_BT is not None:
+        metrics["kl/mean"] = float(kl_BT[mask_BT].mean())
+    for name, effect in shaped.effects.items():
+        metrics[f"shaping/{name}_mean"] = effect.mean_change
+        metrics[f"shaping/{name}_count"] = float(effect.count)
+    return experience, metrics
+
+
+def _padded(arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(np.ascontiguousarray(a)) for a in arrays], batch_first=True)
+
+
+def _episode_lengths(rows: Sequence[Trajectory]) -> dict[tuple[str, int], int]:
+    """Action tokens of each episode, over its segments."""
+    lengths: Counter[tuple[str, int]] = Counter()
+    for row in rows:
+        lengths[row.group_id, row.sample_index] += row.num_actions
+    return dict(lengths)
+
+
+def _zero_groups(rows: Sequence[Trajectory], std_B: torch.Tensor) -> float:
+    """Share of groups without spread: nothing is learned from them by a group estimator."""
+    spread = {row.group_id: float(std) for row, std in zip(rows, std_B, strict=True)}
+    return sum(std == 0 for std in spread.values()) / len(spread)

@@ -1,0 +1,326 @@
+"""The processes of a run: found or made, healthy, and at the right policy version before they are used.
+
+::
+
+    open ──▶ lease ──▶ actors (found by name, or made) ──▶ ensure(version) ──▶ stage calls … ──▶ close
+                                                             │
+              policy at another version, or a rank dead ─────┤ newest checkpoint + recorded updates, digests checked
+              engine dead, or at another version ────────────┘ made again, weights synced
+
+Actors outlive a crash of the controller: the next attempt finds them. They go away once the keeper's lease is not renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.cluster.trainer_worker import Seat
+from rlhf_core.cluster.wait import all_of, one
+from rlhf_core.errors import DeadlineError, LeaseError, StorageError, TrainingError, WorkerError
+from rlhf_core.records import Stage, StageRef
+from rlhf_core.storage import CheckpointStore
+from rlhf_core.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from rlhf_core.cluster.context import WorkerContext
+    from rlhf_core.cluster.groups import ActorGroups
+    from rlhf_core.cluster.rollout_worker import DataFacts, RolloutOutcome
+    from rlhf_core.cluster.scoring_worker import Assembled, Scored
+    from rlhf_core.records import Part, PromptCursor
+    from rlhf_core.storage import FileEntry, Lease, RunStore
+
+logger = get_logger(__name__)
+
+# Seconds an idle actor may take to say which version it holds.
+PING_SECONDS = 60.0
+
+
+class RunSession:
+    """Use from one event loop. ``open`` first, ``close`` in any case."""
+
+    def __init__(self, context: WorkerContext, groups: ActorGroups, lease: Lease) -> None:
+        self.context = context
+        self.config = context.config
+        self.store: RunStore = context.store
+        self.total_steps = 0
+        self._groups = groups
+        self._lease = lease
+        self._engines: list[Any] = []
+        self._policy: list[Any] = []
+        self._reference: list[Any] = []
+        self._renewal: asyncio.Task[None] | None = None  # ended by close()
+        self._healing = asyncio.Lock()
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self, plan_steps: Callable[[DataFacts], Awaitable[int]]) -> DataFacts:
+        """Find or make every actor.
+
+        Args:
+            plan_steps: told what the prompts are, answers with the optimizer steps of the whole run (the learning rate
+                depends on them) or raises.
+
+        Raises:
+            DeadlineError: an actor did not start within ``run.start_timeout``.
+            WorkerError: an actor died while starting.
+        """
+        self._keeper = self._groups.keeper(self.config.run.lease_seconds)
+        self._renewal = asyncio.create_task(self._renew_forever())
+        self._rollout = self._groups.rollout()
+        self._scoring = self._groups.scoring()
+        self._engines = [self._groups.engine(i) for i in range(self._groups.num_engines)]
+        self._policy = [self._groups.policy(i) for i in range(self._groups.num_policy)]
+        self._reference = [self._groups.reference(i) for i in range(self._groups.num_reference)]
+        engines = asyncio.ensure_future(self._start_engines(self._engines))
+        try:
+            facts, _ = await self._starting([self._rollout.start.remote(), self._scoring.start.remote()], "rollout and scoring")
+            self.total_steps = await plan_steps(facts)
+            await asyncio.gather(self._start_policy(), self._start_reference(), engines)
+        finally:
+            engines.cancel()
+        return facts  # type: ignore[no-any-return]
+
+    async def close(self, keep_actors: bool) -> None:
+        """Give the run back. With ``keep_actors`` the next attempt finds them, until the keeper's lease ends."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+        if not keep_actors:
+            # Killing the scoring worker would leave its reward processes to notice the closed pipe: end them first.
+            await asyncio.gather(self._quietly(self._scoring.shutdown), *(self._quietly(e.shutdown) for e in self._engines))
+            self._groups.kill([*self._groups.names, "keeper"])
+        await asyncio.to_thread(self._lease.release)
+
+    async def heal(self, version: int, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Run ``work`` with every actor at ``version``; where a worker dies, rebuild it and run ``work`` again.
+
+        Raises:
+            WorkerError: after ``run.max_restarts`` rebuilds.
+        """
+        for restart in range(self.config.run.max_restarts + 1):
+            try:
+                await self.ensure(version)
+                return await work()
+            except WorkerError as error:
+                if restart == self.config.run.max_restarts:
+                    raise
+                logger.warning("rebuilding workers (%d of %d): %s", restart + 1, self.config.run.max_restarts, error)
+        raise AssertionError("unreachable")
+
+    # --- versions -----------------------------------------------------------------------------------------------------
+
+    async def ensure(self, version: int) -> None:
+        """Every actor alive, policy and engines at ``version``."""
+        async with self._healing:
+            await self._ensure_light()
+            await self._ensure_policy(version)
+            await self._ensure_engines(version)
+
+    async def _ensure_light(self) -> None:
+        if await self._dead([self._rollout]):
+            self._groups.kill(["rollout"])
+            self._rollout = self._groups.rollout()
+            await self._starting([self._rollout.start.remote()], "rollout")
+        if await self._dead([self._scoring]):
+            self._groups.kill(["scoring"])
+            self._scoring = self._groups.scoring()
+            await self._starting([self._scoring.start.remote()], "scoring")
+        if self._reference and await self._dead(self._reference):
+            self._groups.kill(self._groups.reference_names)
+            self._reference = [self._groups.reference(i) for i in range(self._groups.num_reference)]
+            await self._start_reference()
+
+    async def _ensure_policy(self, version: int) -> None:
+        held = await self._versions(self._policy)
+        if set(held) == {version}:
+            return
+        if set(held) != {0}:
+            # Dead, half updated, or ahead of the log because its update was never recorded: begin again.
+            logger.warning("policy ranks hold versions %s, the log says %d: rebuilding them", held, version)
+            self._groups.kill(self._groups.policy_names)
+            self._policy = [self._groups.policy(i) for i in range(self._groups.num_policy)]
+            await self._start_policy()
+        await self._restore(version)
+
+    async def _restore(self, version: int) -> None:
+        """From the start of training to ``version``: newest checkpoint, then the recorded updates, digests checked."""
+        checkpoints = CheckpointStore(self.store)
+        usable = [v for v in await asyncio.to_thread(checkpoints.versions) if v <= version]
+        base = max(usable, default=0)
+        if base:
+            await self._stage([rank.restore.remote(base) for rank in self._policy], f"restoring checkpoint {base}")
+        for iteration in range(base, version):
+            await self._apply_again(iteration)
+        if version:
+            logger.info("policy restored to version %d: checkpoint %d and %d updates", version, base, version - base)
+
+    async def _apply_again(self, iteration: int) -> None:
+        recorded = await asyncio.to_thread(self.store.stage, iteration, Stage.UPDATE)
+        experience = await asyncio.to_thread(self.store.stage, iteration, Stage.EXPERIENCE)
+        if recorded is None or experience is None:
+            raise StorageError(f"{self.store.url}: the log has no complete update of iteration {iteration}: cannot restore")
+        body = recorded[0].body
+        _, digest, _ = await self.update(iteration, experience[1], body["kl_coef"])
+        if digest != body["digest"]:
+            raise TrainingError(
+                f"applying iteration {iteration} again gave weights {digest[:12]}, the log says {body['digest'][:12]}: "
+                "the code, a library or the machine differs from the one that trained"
+            )
+
+    async def _ensure_engines(self, version: int) -> None:
+        held = await self._versions(self._engines)
+        for index, found in enumerate(held):
+            if found is None or found < 0:
+                logger.warning("engine %d is dead: making it again", index)
+                self._groups.kill([f"engine-{index}"])
+                self._engines[index] = self._groups.engine(index)
+        fresh = [self._engines[i] for i, found in enumerate(held) if found is None or found < 0]
+        await self._start_engines(fresh)
+        if fresh or set(held) != {version}:
+            await self.sync(version)
+
+    async def sync(self, version: int) -> None:
+        """Hand the policy's weights, at ``version``, to every engine, and check that each stamped them.
+
+        Raises:
+            WeightSyncError: weights did not arrive whole.
+            DeadlineError: no answer within ``vllm.sync_timeout``.
+        """
+        seconds = self.config.vllm.sync_timeout
+        await all_of(
+            [rank.sync.remote(self._engines, seconds) for rank in self._policy], seconds, f"weight sync to version {version}"
+        )
+        held = await self._versions(self._engines)
+        if set(held) != {version}:
+            raise WorkerError(f"after a weight sync the engines hold versions {held}, not {version}")
+
+    # --- stages -------------------------------------------------------------------------------------------------------
+
+    async def rollout(self, iteration: int, version: int, cursor: PromptCursor) -> RolloutOutcome:
+        """Sample a batch."""
+        call = self._rollout.rollout.remote(iteration, version, cursor, self._engines)
+        return (await self._stage([call], f"rollout of iteration {iteration}"))[0]  # type: ignore[no-any-return]
+
+    async def score(self, iteration: int, rollout: StageRef) -> Scored:
+        """Score a batch."""
+        call = self._scoring.score.remote(iteration, rollout)
+        return (await self._stage([call], f"rewards of iteration {iteration}"))[0]  # type: ignore[no-any-return]
+
+    async def assemble(
+        self, iteration: int, rollout: StageRef, reward: StageRef, drawn: int, kl_coef: float
+    ) -> Assembled:
+        """Recompute log-probs on every rank, and turn rewards into advantages."""
+        # Object references: the arrays go from the ranks to the scoring worker, never through this process.
+        policy = [rank.logprobs.remote(rollout, reward) for rank in self._policy]
+        reference = [rank.logprobs.remote(rollout, reward) for rank in self._reference]
+        call = self._scoring.assemble.remote(iteration, rollout, reward, drawn, kl_coef, policy, reference)
+        return (await self._stage([call], f"advantages of iteration {iteration}"))[0]  # type: ignore[no-any-return]
+
+    async def update(self, iteration: int, experience: StageRef, kl_coef: float) -> tuple[dict[str, float], str, int]:
+        """One update of the policy. Returns its metrics, the digest of the weights and the optimizer steps so far."""
+        what = f"update of iteration {iteration}"
+        reports = await self._stage([rank.update.remote(iteration, experience, kl_coef) for rank in self._policy], what)
+        digests = await self._stage([rank.digest.remote() for rank in self._policy], f"digest after the {what}")
+        steps = await self._stage([self._policy[0].optimizer_steps.remote()], what)
+        if len(set(digests)) != 1:
+            raise TrainingError(f"{what}: the ranks hold different weights")
+        return reports[0], digests[0], steps[0]
+
+    async def save(self, version: int) -> list[FileEntry]:
+        """Every rank writes its part of a checkpoint."""
+        shares = await self._stage([rank.save.remote(version) for rank in self._policy], f"checkpoint {version}")
+        return [entry for share in shares for entry in share]
+
+    async def evaluate(self, version: int) -> tuple[tuple[Part, ...], dict[str, float]]:
+        """Answer the held-out prompts and score the answers."""
+        what = f"evaluation of version {version}"
+        parts, rollout = (await self._stage([self._rollout.evaluate.remote(version, self._engines)], what))[0]
+        judged = (await self._stage([self._scoring.judge.remote(parts)], what))[0]
+        return parts, {**judged, "eval/seconds": rollout["rollout/seconds"]}
+
+    async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
+        """Readable rows of an iteration."""
+        return (await self._stage([self._scoring.samples.remote(rollout, reward, count)], "sample answers"))[0]  # type: ignore[no-any-return]
+
+    async def eval_samples(self, parts: Sequence[Part], count: int) -> list[dict[str, Any]]:
+        """Readable rows of an evaluation."""
+        return (await self._stage([self._scoring.eval_samples.remote(parts, count)], "sample answers"))[0]  # type: ignore[no-any-return]
+
+    # --- private ------------------------------------------------------------------------------------------------------
+
+    async def _start_engines(self, engines: Sequence[Any]) -> None:
+        await self._starting([engine.start.remote() for engine in engines], "engines")
+
+    async def _start_policy(self) -> None:
+        seats = await self._seats(self._policy)
+        calls = [worker.start.remote(seat, self.total_steps) for worker, seat in zip(self._policy, seats, strict=True)]
+        await self._starting(calls, "policy ranks")
+
+    async def _start_reference(self) -> None:
+        seats = await self._seats(self._reference)
+        calls = [worker.start.remote(seat) for worker, seat in zip(self._reference, seats, strict=True)]
+        await self._starting(calls, "reference ranks")
+
+    async def _seats(self, group: Sequence[Any]) -> list[Seat]:
+        if not group:
+            return []
+        ((address, port),) = await self._starting([group[0].rendezvous.remote()], "rank 0")
+        return [Seat(rank, len(group), address, port) for rank in range(len(group))]
+
+    async def _starting(self, calls: Sequence[Any], what: str) -> list[Any]:
+        return await all_of(calls, self.config.run.start_timeout, f"start of {what} (run.start_timeout)")
+
+    async def _stage(self, calls: Sequence[Any], what: str) -> list[Any]:
+        self._check_lease()
+        return await all_of(calls, self.config.run.stage_timeout, f"{what} (run.stage_timeout)")
+
+    async def _versions(self, actors: Sequence[Any]) -> list[int | None]:
+        """The version each holds; None where it is dead or does not answer."""
+
+        async def ask(actor: Any) -> int | None:
+            try:
+                return int(await one(actor.version.remote(), PING_SECONDS, "version"))
+            except (WorkerError, DeadlineError):
+                return None
+
+        return list(await asyncio.gather(*(ask(actor) for actor in actors)))
+
+    async def _dead(self, actors: Sequence[Any]) -> bool:
+        try:
+            await all_of([actor.ping.remote() for actor in actors], PING_SECONDS, "ping")
+        except (WorkerError, DeadlineError):
+            return True
+        return False
+
+    async def _quietly(self, method: Any) -> None:
+        try:
+            await one(method.remote(), PING_SECONDS, "shutdown")
+        except (WorkerError, DeadlineError) as error:
+            logger.info("an actor did not shut down by itself: %s", error)
+
+    def _check_lease(self) -> None:
+        if self._renewal is not None and self._renewal.done() and not self._renewal.cancelled():
+            error = self._renewal.exception()
+            raise LeaseError(f"the lease of run {self.context.run_id} is lost: {error}") from error
+
+    async def _renew_forever(self) -> None:
+        """Renew both leases a few times per term; a store that is away for less than a term is survived."""
+        seconds = self.config.run.lease_seconds
+        while True:
+            try:
+                await asyncio.to_thread(self._lease.renew)
+                await one(self._keeper.renew.remote(self._groups.names), seconds, "keeper")
+            except (StorageError, WorkerError, DeadlineError) as error:
+                if isinstance(error, WorkerError):
+                    self._keeper = self._groups.keeper(seconds)
+                logger.warning("lease of run %s not renewed: %s", self.context.run_id, error)
+            await asyncio.sleep(seconds / 4)
+
+
+def cores() -> int:
+    """Cores this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,58 @@
+"""``docs/configuration.md``, made from the schema: ``python -m rlhf_core.config.document FILE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from rlhf_core.config.model import Config
+from rlhf_core.config.rules import NOT_BUILT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEAD = """# Configuration
+
+Every key, from the schema (`make docs` writes this page). Keys are dotted paths: in a file they are nested YAML, on the
+command line `section.key=value`. A file may build on others: `extends: other.yaml`. An unknown key, an impossible value or a
+combination that cannot work is refused before anything starts.
+
+Keys marked *not yet* belong to a feature that this version does not have; setting them is refused, never ignored.
+"""
+
+
+def render() -> str:
+    """The page."""
+    lines = [HEAD]
+    for name, field in Config.model_fields.items():
+        section = field.annotation
+        assert isinstance(section, type), "the sections of a run are models"
+        lines += [f"## `{name}`: {(field.description or '').rstrip('.')}", "", "| key | default | meaning |", "|---|---|---|"]
+        lines += [_row(*entry) for entry in _fields(section, f"{name}.")]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any, str]]:
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field.get_default(call_default_factory=True), field.description or ""
+
+
+def _row(key: str, default: Any, meaning: str) -> str:
+    shown = "required" if default is PydanticUndefined else f"`{json.dumps(default)}`"
+    waiting = any(key == name or key.startswith(f"{name}.") for name in NOT_BUILT)
+    text = " ".join(meaning.split()).replace("|", "\\|").replace("``", "`")
+    return f"| `{key}` | {shown} | {text}{' *(not yet)*' if waiting else ''} |"
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(render(), encoding="utf-8")

@@ -1,0 +1,154 @@
+"""From a YAML file, its parents (``extends:``) and dotted overrides to a checked ``Config``."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from rlhf_core.config.model import Config
+from rlhf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+EXTENDS = "extends"
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.2's reading of ``1e-6`` as a number; duplicate keys are an error rather than the last one winning."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    mapping: dict[Any, Any] = {}
+    for key_node, value_node in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        if key in mapping:
+            raise ConfigError(f"key {key!r} stands twice{key_node.start_mark}: remove one")
+        mapping[key] = loader.construct_object(value_node, deep=True)
+    return mapping
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The checked configuration of a file with overrides on top.
+
+    Args:
+        path: a YAML file, or the name of one in ``configs/``.
+        overrides: ``section.key=value``; the value is read as YAML.
+
+    Raises:
+        ConfigError: with every problem found, each naming key, value and remedy.
+    """
+    return parse_config(read_yaml(path), overrides, source=str(path))
+
+
+def parse_config(data: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "the configuration") -> Config:
+    """The checked configuration of a mapping with overrides on top."""
+    tree = apply_overrides(data, overrides)
+    try:
+        return Config.model_validate(tree)
+    except ConfigError as error:
+        raise ConfigError(f"{source}:\n{error}") from None
+    except ValidationError as error:
+        lines = "\n".join(_explain(dict(item)) for item in error.errors())
+        raise ConfigError(f"{source}:\n{lines}") from None
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A file merged over the files it extends (nearest wins)."""
+    return _read(_find(path), seen=())
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """A copy of ``data`` with ``a.b.c=value`` entries set."""
+    tree = _merge({}, data)
+    for override in overrides:
+        key, separator, text = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"override {override!r}: write it as section.key=value")
+        try:
+            value = yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader subclass
+        except yaml.YAMLError:
+            value = text
+        node = tree
+        *sections, name = key.strip().removeprefix("--").split(".")
+        for section in sections:
+            child = node.setdefault(section, {})
+            if not isinstance(child, dict):
+                raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
+            node = child
+        node[name] = value
+    return tree
+
+
+def _find(path: str | Path) -> Path:
+    candidates = [Path(path), Path("configs") / path, Path("configs") / f"{path}.yaml"]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"no configuration file {str(path)!r} (looked at {', '.join(map(str, candidates))})")
+
+
+def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    if path.resolve() in seen:
+        raise ConfigError(f"{path}: `extends` goes in a circle")
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  a SafeLoader subclass
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not readable YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+    parents = data.pop(EXTENDS, [])
+    merged: dict[str, Any] = {}
+    for parent in [parents] if isinstance(parents, str) else parents:
+        target = path.parent / parent
+        if not target.is_file():
+            raise ConfigError(f"{path}: `extends: {parent}` names no file ({target})")
+        merged = _merge(merged, _read(target, (*seen, path.resolve())))
+    return _merge(merged, data)
+
+
+def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in top.items():
+        below = merged.get(key)
+        if isinstance(value, dict):
+            merged[key] = _merge(below if isinstance(below, dict) else {}, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _explain(error: dict[str, Any]) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    if not key:  # a rule across fields: its message says everything
+        return str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(key, _all_keys(Config), n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the keys"
+        return f"unknown key {key!r} (value {error['input']!r}): {hint}"
+    if error["type"] == "missing":
+        return f"{key} is missing: set it"
+    return f"{key}={error.get('input')!r}: {error['msg']}"
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in model.model_fields.items():
+        annotation = field.annotation
+        keys.append(prefix + name)
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys.extend(_all_keys(annotation, f"{prefix}{name}."))
+    return keys

@@ -1,0 +1,601 @@
+"""Every key, with its meaning under it. The paths are those that OpenRLHF users know (docs/from-openrlhf.md).
+
+One class a section; the sections meet in ``Config``. Bounds are in the types, rules across fields in ``rules.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from rlhf_core.config import rules
+
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def _comma_floats(value: Any) -> Any:
+    """``"0.1,0.9"`` as OpenRLHF users write it, as a list."""
+    if isinstance(value, str):
+        return [float(part) for part in value.split(",") if part.strip()]
+    return [float(value)] if isinstance(value, int | float) else value
+
+
+def _comma_strings(value: Any) -> Any:
+    """``"a.jsonl,b.jsonl"`` as OpenRLHF users write it, as a list."""
+    if isinstance(value, str):
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+FloatList = Annotated[tuple[float, ...], BeforeValidator(_comma_floats)]
+StringList = Annotated[tuple[str, ...], BeforeValidator(_comma_strings)]
+
+
+class Section(BaseModel):
+    """A frozen group of keys: unknown keys are refused, docstrings under the fields become their descriptions."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+
+# --- models and their training -------------------------------------------------------------------------------------
+
+
+class AdamConfig(Section):
+    """AdamW."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Decay rates of the moments."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; biases and norms are exempt."""
+
+
+class ActorConfig(Section):
+    """The policy that is trained."""
+
+    model_name_or_path: str = Field(min_length=1)
+    """A Hugging Face id, a folder, or ``builtin:tiny`` (a random 2-layer byte-level model made by this project)."""
+    num_nodes: PositiveInt = 1
+    """Nodes the policy's ranks are spread over."""
+    num_gpus_per_node: PositiveInt = 1
+    """Training ranks per node: one GPU each, or one process each on CPU."""
+    gradient_checkpointing_enable: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    optim: Literal["adam", "muon"] = "adam"
+    """The optimizer."""
+    adam: AdamConfig = AdamConfig()
+    """Settings of AdamW."""
+    lr_scheduler: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "cosine_with_min_lr"
+    """The shape of the learning rate over the optimizer steps of the run."""
+    lr_warmup_ratio: Fraction = 0.03
+    """Share of the optimizer steps in which the learning rate rises from 0 to its peak."""
+    min_lr_ratio: Fraction = 0.1
+    """Floor of ``cosine_with_min_lr`` as a share of the peak."""
+    max_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this global norm."""
+    policy_loss_type: Literal["ppo", "gspo", "cispo"] = "ppo"
+    """The policy loss."""
+    eps_clip: PositiveFloat = 0.2
+    """Clip range of the probability ratio on both sides."""
+    eps_clip_low_high: tuple[PositiveFloat, PositiveFloat] | None = None
+    """Asymmetric clip range (low, high); replaces ``eps_clip``."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Upper bound c of the ratio's effect where the advantage is negative."""
+    entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the entropy bonus, from the temperature-scaled distribution that was sampled."""
+    aux_loss_coef: NonNegativeFloat = 0.0
+    """Weight of a mixture-of-experts model's balancing loss."""
+    loss_agg_mode: Literal["token", "sample", "constant_length"] | None = None
+    """How token losses become one number; default: token, ``constant_length`` with dr_grpo, ``sample`` with gspo."""
+    freeze_visual_encoder: bool = False
+    """Train only the language side of a vision-language model."""
+
+    @property
+    def clip_range(self) -> tuple[float, float]:
+        """(eps_low, eps_high)."""
+        return self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
+
+    @property
+    def world_size(self) -> int:
+        """Training ranks of the policy."""
+        return self.num_nodes * self.num_gpus_per_node
+
+
+class CriticConfig(Section):
+    """The value network of PPO."""
+
+    model_name_or_path: str | None = None
+    """Backbone of the critic; default: the policy's."""
+    num_nodes: PositiveInt = 1
+    """Nodes the critic's ranks are spread over."""
+    num_gpus_per_node: PositiveInt = 1
+    """Ranks per node."""
+    adam: AdamConfig = AdamConfig(lr=9e-6)
+    """Settings of AdamW."""
+    value_clip: PositiveFloat = 0.5
+    """Clip range of the value loss."""
+    freezing_steps: NonNegativeInt = 0
+    """Iterations in which only the critic is trained."""
+
+
+class RefConfig(Section):
+    """The frozen reference model; exists only if ``algo.kl.init_coef > 0``."""
+
+    model_name_or_path: str | None = None
+    """A Hugging Face id or folder; default: the policy's starting point."""
+    num_nodes: PositiveInt = 1
+    """Nodes its ranks are spread over."""
+    num_gpus_per_node: PositiveInt = 1
+    """Ranks per node."""
+    offload: bool = False
+    """Keep its weights in host memory between forward passes."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0: off."""
+    alpha: PositiveFloat = 16
+    """Scale of the adapters."""
+    dropout: Fraction = 0.0
+    """Dropout before the adapters."""
+    target_modules: StringList = ("all-linear",)
+    """Modules that get adapters."""
+
+
+class DeepSpeedConfig(Section):
+    """How every model is loaded and trained."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """0: replicated; 1: optimizer states, 2: and gradients, 3: and parameters are sharded over the ranks."""
+    param_dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
+    """Type of the parameters in the forward pass; master weights are fp32 in any case."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
+    """Attention of the training side."""
+    adam_offload: bool = False
+    """Keep the optimizer states in host memory."""
+    tensor_parallel_size: PositiveInt = 1
+    """Tensor parallelism of training."""
+    sequence_parallel_size: PositiveInt = 1
+    """Sequence parallelism of training."""
+    ring_attn_size: PositiveInt = 1
+    """OpenRLHF's name for ``sequence_parallel_size``."""
+    packing_samples: bool = False
+    """Pack several samples into one row."""
+    use_liger_kernel: bool = False
+    """Fused kernels on GPU."""
+    load_in_4bit: bool = False
+    """QLoRA."""
+    enable_sleep: bool = False
+    """Move training states to host memory while the engines generate (colocated runs)."""
+    use_universal_ckpt: bool = False
+    """Checkpoints that load with another world size."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters."""
+    logprob_chunk: PositiveInt = 1024
+    """Tokens of the output layer that are computed at a time: the full logits never exist."""
+
+
+# --- generation ------------------------------------------------------------------------------------------------------
+
+
+class VllmConfig(Section):
+    """The rollout engines."""
+
+    num_engines: PositiveInt = 1
+    """Engines; each takes ``tensor_parallel_size`` GPUs."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs per engine."""
+    dtype: Literal["auto", "bf16", "fp32", "fp16"] = "auto"
+    """Type of the engine's weights; ``auto``: as ``ds.param_dtype``."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of GPU memory an engine may take."""
+    cpu_kv_cache_gib: PositiveFloat = 1.0
+    """KV cache of an engine on CPU, GiB."""
+    max_num_seqs: PositiveInt = 256
+    """Sequences an engine decodes at once."""
+    max_model_len: PositiveInt | None = None
+    """Context of the engine, tokens; default: ``data.max_len``."""
+    enforce_eager: bool = False
+    """No CUDA graphs."""
+    enable_prefix_caching: bool = True
+    """Share the KV cache of equal prefixes (reset at every weight sync)."""
+    enable_sleep: bool = False
+    """Free the engine's memory while training works (colocated runs)."""
+    sync_backend: Literal["auto", "shm", "nccl", "ipc"] = "auto"
+    """How weights reach the engines; ``auto``: shm on CPU, ipc when colocated, else nccl."""
+    sync_timeout: PositiveFloat = 600
+    """Seconds a weight sync may take before it is an error."""
+    request_timeout: PositiveFloat = 1800
+    """Seconds one completion may take before its sample fails."""
+
+
+class RolloutConfig(Section):
+    """What is sampled in an iteration."""
+
+    batch_size: PositiveInt = 128
+    """Prompts per iteration."""
+    n_samples_per_prompt: PositiveInt = 8
+    """Samples per prompt: the size of a group."""
+    micro_batch_size: PositiveInt = 8
+    """Rows per forward pass when log-probs are recomputed."""
+    max_tokens_per_gpu: PositiveInt | None = None
+    """Token budget of such a pass, with ``train.dynamic_batch_enable``."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; the trainer divides its logits by the same number."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling. Below 1 the engine's log-probs are renormalised and kept out of the mismatch correction."""
+    top_k: NonNegativeInt = 0
+    """Sample among the k likeliest tokens; 0: off."""
+    max_new_tokens: PositiveInt = 1024
+    """Tokens per answer."""
+    min_new_tokens: NonNegativeInt = 0
+    """No end of sequence before this many tokens."""
+    stop: tuple[str, ...] = ()
+    """Stop strings. The sampled text up to and including the match is trained."""
+    ignore_eos: bool = False
+    """Always sample ``max_new_tokens`` tokens."""
+    vllm_generate_batch_size: PositiveInt | None = None
+    """Prompts generated ahead; default: ``batch_size``."""
+    on_error: Literal["keep_group", "drop_group", "fail"] = "keep_group"
+    """A failed sample: its group goes on with the rest, is dropped, or fails the run."""
+    max_consecutive_failures: PositiveInt = 32
+    """Samples that may fail in a row, over all groups, before the run stops with their cause."""
+    publish_groups: PositiveInt = 8
+    """Finished groups per published shard; a shard is also published every few seconds."""
+
+
+# --- data and rewards ------------------------------------------------------------------------------------------------
+
+
+class DataConfig(Section):
+    """Where prompts come from and how they become tokens."""
+
+    prompt_dataset: StringList = Field(min_length=1)
+    """Comma list of: .json, .jsonl, .csv, .parquet, .arrow files; a folder of ``save_to_disk``; a hub id; or
+    ``path.py:function`` (optionally ``path.py:function?key=value&...``), which returns or yields rows."""
+    prompt_split: str = "train"
+    """Split of a Hugging Face dataset."""
+    prompt_probs: FloatList | None = None
+    """Mixing weights of the datasets; default: all rows of all."""
+    input_key: str = "input"
+    """Column of the prompt: text, or a list of chat messages."""
+    label_key: str | None = "label"
+    """Column of the label, any JSON type; null: no label."""
+    id_key: str | None = None
+    """Column of the row id; default: the datasource and the row number."""
+    image_key: str = "images"
+    """Column of image paths or URLs."""
+    max_images_per_prompt: NonNegativeInt = 0
+    """0: text only."""
+    tools_key: str = "tools"
+    """Column of tool schemas for the chat template, used where present."""
+    apply_chat_template: bool = False
+    """Render with the tokenizer's chat template."""
+    tokenizer_chat_template: str | None = None
+    """A template that replaces the tokenizer's own."""
+    system_prompt: str | None = None
+    """Put before plain-string prompts when the chat template is applied."""
+    input_template: str | None = None
+    """Plain-text template with exactly one ``{}`` for the prompt, instead of a chat template."""
+    max_len: PositiveInt = 2048
+    """Prompt plus answer, tokens."""
+    max_samples: PositiveInt | None = None
+    """Use only the first rows."""
+    overlong: Literal["drop", "error"] = "drop"
+    """A prompt that leaves no room for an answer is dropped and counted, or refused."""
+    disable_fast_tokenizer: bool = False
+    """Use the slow tokenizer."""
+
+
+class RewardFunctionConfig(Section):
+    """One reward function."""
+
+    use: str = Field(min_length=1)
+    """A built-in (exact_match, last_number, digits, math, regex, length), ``path.py``, ``path.py:function``, or
+    ``package.module:function``."""
+    weight: float = 1.0
+    """Its share in the sum."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+    name: str | None = None
+    """Its name in the metrics; default: derived from ``use``."""
+
+
+class RewardConfig(Section):
+    """How answers are scored."""
+
+    functions: tuple[RewardFunctionConfig, ...] = ()
+    """Reward functions; their weighted sum is the reward, each part is logged."""
+    remote_url: StringList = ()
+    """A ``.py`` file with ``reward_func(queries, prompts, labels)``, as in OpenRLHF, or server URLs."""
+    model_name_or_path: str | None = None
+    """A trained reward model."""
+    num_workers: PositiveInt = 2
+    """Processes that run reward functions."""
+    batch_size: PositiveInt = 32
+    """Samples per call of a batch-wise function."""
+    timeout: PositiveFloat = 60
+    """Seconds a call may take once it started; then its process is killed and its samples are ``timed_out``."""
+    on_error: Literal["exclude", "fail"] = "exclude"
+    """A sample without a reward is left out of training, or fails the run."""
+    max_retries: NonNegativeInt = 0
+    """Further attempts for a call that timed out or whose worker died."""
+    clip_range: tuple[float, float] | None = None
+    """Raw rewards are clipped to this range, before any shaping."""
+    overlong_buffer_len: PositiveInt | None = None
+    """Last tokens of ``rollout.max_new_tokens`` in which the penalty grows."""
+    overlong_penalty_factor: NonNegativeFloat = 1.0
+    """The penalty at the limit."""
+    stop_properly_penalty_coef: float | None = None
+    """On truncated samples: >= 0 multiplies positive rewards, < 0 replaces the reward."""
+    normalize_enable: bool = False
+    """Running normalisation of a reward model's scores."""
+
+
+# --- algorithm -------------------------------------------------------------------------------------------------------
+
+
+class AdvantageConfig(Section):
+    """From rewards to advantages."""
+
+    estimator: Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"] = "group_norm"
+    """gae: PPO; reinforce: REINFORCE++; reinforce_baseline: REINFORCE++-baseline; rloo; group_norm: GRPO; dr_grpo."""
+    gamma: Fraction = 1.0
+    """Discount per action token (gae, reinforce)."""
+    lambd: Fraction = 1.0
+    """GAE's lambda."""
+    no_std_norm: bool = False
+    """Whitening only centres."""
+    bootstrap_truncated: bool = False
+    """A truncated answer's last value is bootstrapped (gae)."""
+    is_correction_enable: bool = False
+    """Correct for the mismatch between the engine's and the trainer's log-probs."""
+    is_correction_type: Literal["tis", "icepop", "seq-mask-tis"] = "tis"
+    """How: clamp the weight, drop tokens outside the range, or also drop whole samples."""
+    is_correction_threshold: tuple[NonNegativeFloat, PositiveFloat] = (0.5, 5.0)
+    """[low, high] of the weight."""
+
+
+class KlConfig(Section):
+    """Keeping near the reference model."""
+
+    init_coef: NonNegativeFloat = 0.0
+    """Weight of the KL term; 0: no reference model is made."""
+    use_loss: bool = False
+    """As a loss term instead of a reward penalty."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """The per-token estimate."""
+    target: PositiveFloat | None = None
+    """Target KL of the adaptive controller; default: the coefficient is fixed."""
+    horizon: PositiveFloat = 10000
+    """Time constant of the adaptive controller, samples."""
+
+
+class AlgoConfig(Section):
+    """The algorithm."""
+
+    advantage: AdvantageConfig = AdvantageConfig()
+    """From rewards to advantages."""
+    kl: KlConfig = KlConfig()
+    """Keeping near the reference model."""
+    dr_grpo_length: PositiveInt | None = None
+    """Constant length of dr_grpo's loss; default: ``rollout.max_new_tokens``."""
+    dynamic_filtering_enable: bool = False
+    """Replace groups whose rewards are outside the range or all equal."""
+    dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
+    """A group is kept if its mean score is strictly inside."""
+    dynamic_filtering_max_rounds: PositiveInt = 10
+    """Rounds of replacement in one iteration."""
+
+
+# --- the run ---------------------------------------------------------------------------------------------------------
+
+
+class TrainConfig(Section):
+    """How long and in what order."""
+
+    num_episodes: PositiveInt = 1
+    """Passes through the prompts."""
+    max_iterations: PositiveInt | None = None
+    """Stop after this many iterations."""
+    max_epochs: PositiveInt = 1
+    """Passes over each iteration's samples."""
+    batch_size: PositiveInt | None = None
+    """Samples per optimizer step, over all ranks; default: the whole rollout, so one step an iteration."""
+    micro_batch_size: PositiveInt = 8
+    """Rows per forward and backward pass of a rank. Never changes the gradient."""
+    dynamic_batch_enable: bool = False
+    """Fill micro-batches by tokens instead of rows."""
+    max_tokens_per_gpu: PositiveInt = 16384
+    """Token budget of a micro-batch, padding counted, with ``dynamic_batch_enable``."""
+    seed: NonNegativeInt = 42
+    """Of the prompt order, of every sample and of the order of minibatches."""
+    full_determinism_enable: bool = False
+    """Bit-reproducible kernels on GPU (CPU runs always are)."""
+    agent_func_path: str | None = None
+    """An agent file."""
+    async_enable: bool = False
+    """Overlap rollout and training."""
+    async_queue_size: NonNegativeInt = 1
+    """Largest lag of a rollout behind the policy, in versions."""
+    partial_rollout_enable: bool = False
+    """Pause requests at a weight sync instead of waiting for them."""
+    colocate_all: bool = False
+    """All models and engines share the same GPUs."""
+    colocate_actor_ref: bool = False
+    """Policy and reference model share GPUs."""
+    colocate_critic_reward: bool = False
+    """Critic and reward model share GPUs."""
+    enable_ema: bool = False
+    """Keep an exponential moving average of the policy."""
+    ema_beta: Fraction = 0.992
+    """Its decay."""
+
+
+class EvalConfig(Section):
+    """Scoring a policy version on held-out prompts."""
+
+    dataset: StringList = ()
+    """As ``data.prompt_dataset``; empty: no evaluation."""
+    split: str = "test"
+    """Split of a Hugging Face dataset."""
+    steps: int = Field(default=-1, ge=-1)
+    """Evaluate every so many iterations, besides the start and the end; -1: only there."""
+    n_samples_per_prompt: PositiveInt = 1
+    """Answers per prompt: the n of pass@k."""
+    pass_k: tuple[PositiveInt, ...] = ()
+    """k of the pass@k that are reported; default: 1 and n."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0: greedy."""
+    success_threshold: float = 1.0
+    """A score of at least this is a success."""
+    max_samples: PositiveInt | None = None
+    """Use only the first rows."""
+
+
+class CheckpointConfig(Section):
+    """Snapshots of the training state, below ``storage.root``."""
+
+    save_steps: int = Field(default=-1, ge=-1)
+    """A checkpoint every so many iterations, besides the one at the end; -1: only at the end."""
+    save_hf: bool = True
+    """Also export the model as a Hugging Face folder."""
+    max_num: PositiveInt | None = None
+    """Keep only the newest so many."""
+    max_mem: PositiveFloat | None = None
+    """Keep only the newest so many GiB."""
+    best_metric_key: str | None = None
+    """Evaluation metric that marks the best checkpoint."""
+
+
+class WandbConfig(Section):
+    """Weights & Biases."""
+
+    key: str | None = None
+    """API key."""
+    project: str | None = None
+    """Project."""
+
+
+class LoggerConfig(Section):
+    """Where metrics go."""
+
+    mlflow_uri: str | None = None
+    """MLflow tracking URI; default: $MLFLOW_TRACKING_URI; neither: no tracker."""
+    mlflow_experiment: str = "rlhf"
+    """MLflow experiment."""
+    tensorboard_dir: str | None = None
+    """TensorBoard folder."""
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+
+
+class StorageConfig(Section):
+    """Where a run keeps its log."""
+
+    root: str = ".rlhf/runs"
+    """Any fsspec URL or folder; everything of a run lies under ``{root}/{run_id}/``."""
+    options: dict[str, Any] = {}
+    """Options of the fsspec file system (endpoints; never credentials: those come from the environment)."""
+    timeout: PositiveFloat = 60
+    """Seconds one storage operation may take, retries included."""
+
+
+class RunConfig(Section):
+    """The process side of a run."""
+
+    device: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where models run."""
+    ray_address: str | None = None
+    """Ray cluster; default: $RAY_ADDRESS, else the cluster of this machine, else one is started for this process."""
+    start_timeout: PositiveFloat = 900
+    """Seconds engines and ranks may take to start."""
+    stage_timeout: PositiveFloat = 7200
+    """Seconds one stage may take."""
+    lease_seconds: PositiveFloat = 60
+    """A run whose owner has not renewed its lease for so long may be taken over; its actors go away."""
+    sample_rows: PositiveInt = 8
+    """Sample answers in each iteration's table."""
+    cpu_threads: PositiveInt | None = None
+    """Threads of each engine and training rank on CPU; default: the cores over the ranks."""
+    trust_remote_code: bool = False
+    """Let a model repository's own Python code run. Read it first."""
+    max_restarts: NonNegativeInt = 2
+    """Times the workers of one stage are rebuilt before the run fails."""
+
+
+class Config(Section):
+    """A run."""
+
+    actor: ActorConfig
+    """The policy that is trained."""
+    data: DataConfig
+    """Where prompts come from."""
+    critic: CriticConfig = CriticConfig()
+    """The value network of PPO."""
+    ref: RefConfig = RefConfig()
+    """The frozen reference model."""
+    ds: DeepSpeedConfig = DeepSpeedConfig()
+    """How models are loaded and trained."""
+    vllm: VllmConfig = VllmConfig()
+    """The rollout engines."""
+    rollout: RolloutConfig = RolloutConfig()
+    """What is sampled."""
+    reward: RewardConfig = RewardConfig()
+    """How answers are scored."""
+    algo: AlgoConfig = AlgoConfig()
+    """The algorithm."""
+    train: TrainConfig = TrainConfig()
+    """How long and in what order."""
+    eval: EvalConfig = EvalConfig()
+    """Held-out prompts."""
+    ckpt: CheckpointConfig = CheckpointConfig()
+    """Snapshots."""
+    logger: LoggerConfig = LoggerConfig()
+    """Where metrics go."""
+    storage: StorageConfig = StorageConfig()
+    """Where the run's log lies."""
+    run: RunConfig = RunConfig()
+    """The process side."""
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Config:
+        rules.check(self)
+        return self
+
+    @property
+    def samples_per_iteration(self) -> int:
+        """Samples of a full iteration."""
+        return self.rollout.batch_size * self.rollout.n_samples_per_prompt
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of a full optimizer step."""
+        return self.train.batch_size or self.samples_per_iteration
+
+    @property
+    def loss_aggregation(self) -> str:
+        """How token losses become one number."""
+        if self.actor.loss_agg_mode is not None:
+            return self.actor.loss_agg_mode
+        if self.algo.advantage.estimator == "dr_grpo":
+            return "constant_length"
+        return "sample" if self.actor.policy_loss_type == "gspo" else "token"
+
+    @property
+    def max_model_len(self) -> int:
+        """Context of the engines, tokens."""
+        return self.vllm.max_model_len or self.data.max_len
+
+    @property
+    def needs_reference(self) -> bool:
+        """True if a reference model is made."""
+        return self.algo.kl.init_coef > 0

@@ -1,0 +1,97 @@
+"""From the content of a row to the text and the token ids that the engine gets.
+
+    messages, or text with data.apply_chat_template ──▶ chat template ──▶ text, ids      (no token is added to it)
+    text with data.input_template ──▶ "Q: {}\\nA:" ──▶ text ──▶ ids, one BOS             (if the tokenizer adds one)
+    text ──▶ text ──▶ ids, one BOS
+
+The ids made here are the ids that are trained on: text is never tokenised again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import DataError
+
+if TYPE_CHECKING:
+    from rlhf_core.config.model import DataConfig
+    from rlhf_core.data.tokenizer import Tokenizer
+
+Messages = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """A prompt in the three forms that are needed of it."""
+
+    text: str
+    token_ids: list[int]  # [T]
+    messages: Messages | None  # where the row held a list of them
+
+
+def render(
+    content: str | Messages, tools: list[Any] | None, data: DataConfig, tokenizer: Tokenizer, place: str
+) -> RenderedPrompt:
+    """Render one row.
+
+    Args:
+        content: The prompt: text, or chat messages.
+        tools: Tool schemas for the chat template.
+        data: Says which template applies.
+        tokenizer: Of the policy.
+        place: The row, for messages.
+
+    Raises:
+        DataError: The chat template refuses the messages, or messages come without a chat template.
+    """
+    if data.apply_chat_template:
+        return _render_chat(content, tools, data, tokenizer, place)
+    if not isinstance(content, str):
+        raise DataError(f"{place}: a list of chat messages needs data.apply_chat_template=true")
+    if tools:
+        raise DataError(
+            f"{place}: tools need data.apply_chat_template=true; to leave them out, set data.tools_key to a column "
+            "that does not exist"
+        )
+    # replace, not format: every other brace of the template stays as it is
+    text = content if data.input_template is None else data.input_template.replace("{}", content)
+    return RenderedPrompt(text, plain_token_ids(text, tokenizer), None)
+
+
+def plain_token_ids(text: str, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of ``text``: one BOS where the tokenizer adds one and the text has none yet; never an EOS behind it."""
+    token_ids = list(tokenizer.encode(text, add_special_tokens=False))
+    bos = tokenizer.bos_token_id
+    if bos is None or token_ids[:1] == [bos] or tokenizer.encode("a")[:1] != [bos]:
+        return token_ids
+    return [bos, *token_ids]
+
+
+def _render_chat(
+    content: str | Messages, tools: list[Any] | None, data: DataConfig, tokenizer: Tokenizer, place: str
+) -> RenderedPrompt:
+    from jinja2 import TemplateError
+
+    messages = _conversation(content, data.system_prompt)
+    options: dict[str, Any] = {
+        "tools": tools,
+        "chat_template": data.tokenizer_chat_template,
+        "add_generation_prompt": True,
+    }
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        token_ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
+    except (TemplateError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{place}: the chat template refuses the prompt: {error}; repair its messages, or set "
+            "data.tokenizer_chat_template"
+        ) from error
+    return RenderedPrompt(text, list(token_ids), None if isinstance(content, str) else content)
+
+
+def _conversation(content: str | Messages, system_prompt: str | None) -> Messages:
+    if not isinstance(content, str):
+        return content
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    return [*system, {"role": "user", "content": content}]

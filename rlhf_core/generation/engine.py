@@ -1,0 +1,319 @@
+"""One vLLM engine: token ids in, token ids and log-probs out, new weights in between.
+
+::
+
+    generate_many ──admit──▶ AsyncLLM ──finished outputs──▶ Mailbox ──▶ chunks of (index, Generation | error)
+                     │                                                    everything finished since the last chunk
+                     └─ an idle engine is paused while a batch is added, and its prefix cache emptied: all requests of
+                        the batch meet in the same steps whatever the timing, so on CPU the same batch gives the same
+                        tokens and log-probs bit for bit (stop strings excepted: vLLM ends those between two steps)
+
+    update_weights ──▶ sync.run_round: prepare, pause, load, stamp the version, resume
+
+A plain class: it runs on one event loop, inside an actor or a test. It touches AsyncLLM's internals
+(``input_processor``, ``output_processor``, ``engine_core``) here and nowhere else; vLLM is pinned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import DeadlineError, GenerationError, WorkerError
+from rlhf_core.generation.results import to_generation
+from rlhf_core.generation.sampling import to_sampling_params, token_budget
+from rlhf_core.generation.settings import WORKER_EXTENSION, EngineSettings, engine_environment
+from rlhf_core.generation.sync import run_round
+from rlhf_core.records import GenerateRequest, Generation, SamplingParams
+from rlhf_core.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+    from rlhf_core.weights import WeightUpdate
+
+Outcome = Generation | GenerationError | DeadlineError
+Chunk = list[tuple[int, Outcome]]  # (position in the batch, what became of it)
+
+logger = get_logger(__name__)
+
+LAST_WORDS_SECONDS = 10.0  # how long an engine with damaged weights is given to drop its requests
+
+
+class VllmEngine:
+    """``Generate`` and ``WeightReceiver`` on vLLM's ``AsyncLLM``."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.settings = settings
+        self._llm: Any = None
+        self._eos_ids: frozenset[int] = frozenset()
+        self._tasks: Any = ()  # vLLM's name for what the model can do
+        self._version = -1
+        self._rounds = 0  # weight updates begun; tells whether one happened during a request
+        self._broken = ""  # why nothing may be generated; a complete weight update heals it
+        self._gate = asyncio.Lock()  # held while requests are added, and during a weight update
+        self._batches = 0
+
+    @property
+    def version(self) -> int:
+        """The policy version that speaks."""
+        return self._version
+
+    async def start(self, version: int) -> None:
+        """Load the model, whose weights are those of policy ``version``, and answer one request to warm up."""
+        os.environ.update(engine_environment(self.settings))
+        self._llm = _load(self.settings)
+        self._tasks = await self._llm.get_supported_tasks()
+        self._eos_ids = _end_of_sequence_ids(self._llm)
+        if self.settings.sync_backend == "shm":
+            await self.init_weight_transfer({})
+        await self._stamp(version)
+        warm_up = SamplingParams(max_tokens=2, ignore_eos=True, seed=0)
+        await self.generate(GenerateRequest("warm-up", [0, 0, 0, 0], warm_up, affinity=""))
+        await self.reset_prefix_cache()
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """See ``records.Generate``. Joins whatever the engine is doing.
+
+        Raises:
+            GenerationError: the request failed.
+            DeadlineError: no answer within ``settings.request_timeout``.
+            WorkerError: the engine is dead, or holds damaged weights.
+        """
+        [(_, outcome)] = [pair async for chunk in self._run([request], fresh=False) for pair in chunk]
+        if isinstance(outcome, Generation):
+            return outcome
+        raise outcome
+
+    async def generate_many(self, requests: Sequence[GenerateRequest]) -> AsyncIterator[Chunk]:
+        """Sample a batch; each chunk holds all that finished since the last one, every request comes exactly once.
+
+        On CPU the same batch (same order, same seeds) gives the same result bit for bit if the engine was idle and no
+        request has stop strings. A failed request never fails the others. Closing the iterator aborts what is open.
+
+        Raises:
+            WorkerError: the engine is dead, or holds damaged weights.
+        """
+        async with aclosing(self._run(requests, fresh=True)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
+        """Meet the trainer once, before the first update (nccl, ipc)."""
+        await self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info})
+
+    async def update_weights(self, update: WeightUpdate) -> None:
+        """Take the weights of another policy version; requests in flight wait and go on with the new ones.
+
+        Raises:
+            WeightSyncError: with the engine's own text. If the old weights are untouched the engine goes on with them;
+                else it refuses to generate until an update succeeds.
+            DeadlineError: no answer within ``settings.sync_timeout``; the engine refuses to generate, as above.
+        """
+        async with self._gate:
+            self._rounds += 1
+            try:
+                failure = await run_round(self._llm, update, self.settings.sync_timeout, heal=bool(self._broken))
+            except BaseException:
+                self._broken = f"the weight update to version {update.version} was cut off"
+                raise
+            if failure is None:
+                self._version, self._broken = update.version, ""
+                return
+            if failure.damaged:
+                await self._fall_silent(str(failure.error))
+            raise failure.error from failure.cause
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the KV cache of earlier prompts."""
+        await self._llm.reset_prefix_cache()
+
+    async def check_health(self) -> None:
+        """Return if the engine can generate.
+
+        Raises:
+            WorkerError: why it cannot.
+        """
+        if self._broken:
+            raise WorkerError(f"the engine generates nothing: {self._broken}")
+        if self._llm is None or self._llm.errored:
+            raise WorkerError("the vLLM engine is not running: it died, was shut down or never started")
+
+    async def shutdown(self) -> None:
+        """End vLLM's processes; the engine cannot be used again."""
+        llm, self._llm = self._llm, None  # dropped here: AsyncLLM complains if the interpreter's exit deletes it
+        if llm is not None:
+            llm.shutdown()
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    async def _run(self, requests: Sequence[GenerateRequest], *, fresh: bool) -> AsyncGenerator[Chunk]:
+        batch = _Batch(requests, rounds=self._rounds, version=self._version)
+        try:
+            await self._admit(batch, fresh=fresh)
+            if batch.refused:
+                yield batch.refused
+            while batch.pending:
+                outputs = await batch.mailbox.take(self.settings.request_timeout)
+                if not outputs:
+                    yield self._timed_out(batch)
+                    return
+                yield [self._finish(batch, output) for output in outputs]
+        finally:
+            await self._abort(batch)
+
+    async def _admit(self, batch: _Batch, *, fresh: bool) -> None:
+        async with self._gate:
+            await self.check_health()
+            batch.rounds, batch.version = self._rounds, self._version
+            core = self._llm.engine_core
+            exclusive = fresh and not self._llm.output_processor.has_unfinished_requests()
+            if exclusive:
+                await core.pause_scheduler_async("keep", True)  # True: empty the prefix cache
+            try:
+                await self._add(batch)
+            finally:
+                if exclusive:
+                    await core.resume_scheduler_async()
+
+    async def _add(self, batch: _Batch) -> None:
+        self._batches += 1
+        for index, request in enumerate(batch.requests):
+            try:
+                budget = token_budget(request, self.settings.max_model_len)
+                params = to_sampling_params(request, budget, self._eos_ids)
+                prompt = {"type": "token", "prompt_token_ids": request.prompt_token_ids}
+                name = f"{self._batches}-{index}"
+                core_request = self._llm.input_processor.process_inputs(name, prompt, params, self._tasks)
+            except GenerationError as error:
+                batch.refused.append((index, error))
+                continue
+            except _request_errors() as error:
+                refusal = GenerationError(f"request {request.request_id}: the engine refused it: {error}")
+                batch.refused.append((index, refusal))
+                continue
+            self._llm.input_processor.assign_request_id(core_request)
+            batch.pending[name] = _Pending(index, budget, core_request.request_id)
+            self._llm.output_processor.add_request(core_request, None, None, 0, batch.mailbox)
+            await self._llm.engine_core.add_request_async(core_request)
+
+    def _finish(self, batch: _Batch, output: Any) -> tuple[int, Outcome]:
+        if isinstance(output, Exception):
+            raise WorkerError(self._broken or f"the vLLM engine died while generating: {output}") from output
+        pending = batch.pending.pop(output.request_id)
+        known = batch.version if batch.rounds == self._rounds else None
+        try:
+            result = to_generation(batch.requests[pending.index], output.outputs[0], pending.budget, known)
+        except GenerationError as error:
+            return pending.index, error
+        return pending.index, result
+
+    def _timed_out(self, batch: _Batch) -> Chunk:
+        limit = self.settings.request_timeout
+        return [
+            (
+                pending.index,
+                DeadlineError(
+                    f"request {batch.requests[pending.index].request_id}: the engine finished nothing for {limit:g} s; "
+                    "raise vllm.request_timeout if answers may take longer"
+                ),
+            )
+            for pending in batch.pending.values()
+        ]
+
+    async def _abort(self, batch: _Batch) -> None:
+        """A no-op for a batch that is through."""
+        if batch.pending and not self._llm.errored:
+            with contextlib.suppress(Exception):  # the batch's own error matters, not that of the clean-up
+                await self._llm.abort([pending.internal_id for pending in batch.pending.values()], internal=True)
+
+    # --- weights -----------------------------------------------------------------------------------------------------
+
+    async def _stamp(self, version: int) -> None:
+        await self._llm.update_weight_version(str(version))
+        self._version = version
+
+    async def _fall_silent(self, reason: str) -> None:
+        """End what is in flight before the engine goes on: damaged weights must not speak under a version's name."""
+        self._broken = reason
+        logger.error("the engine generates nothing until a weight update succeeds: %s", reason)
+        open_requests = list(self._llm.output_processor.request_states)
+        self._llm.output_processor.propagate_error(WorkerError(reason))
+        with contextlib.suppress(Exception):  # an engine that does not listen cannot speak either
+            async with asyncio.timeout(LAST_WORDS_SECONDS):
+                await self._llm.abort(open_requests, internal=True)
+                await self._llm.resume_generation()
+
+
+@dataclass(slots=True)
+class _Pending:
+    index: int  # in the batch
+    budget: int  # tokens it may sample
+    internal_id: str  # vLLM's
+
+
+@dataclass(slots=True)
+class _Batch:
+    requests: Sequence[GenerateRequest]
+    rounds: int  # weight updates begun when it was admitted
+    version: int  # policy version then
+    mailbox: _Mailbox = field(default_factory=lambda: _Mailbox())
+    pending: dict[str, _Pending] = field(default_factory=dict)  # by the name vLLM knows the request under
+    refused: Chunk = field(default_factory=list)
+
+
+class _Mailbox:
+    """Where vLLM's output loop puts the finished outputs of a batch, in place of one queue and one task a request."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Any] = []
+        self._ready = asyncio.Event()
+
+    def put(self, output: Any) -> None:
+        """A finished ``RequestOutput``, or the exception that ended the engine."""
+        self._outputs.append(output)
+        self._ready.set()
+
+    async def take(self, limit: float) -> list[Any]:
+        """All that came since the last call, at least one; nothing after ``limit`` seconds without any."""
+        try:
+            await asyncio.wait_for(self._ready.wait(), limit)
+        except TimeoutError:
+            return []
+        self._ready.clear()
+        outputs, self._outputs = self._outputs, []
+        return outputs
+
+
+def _load(settings: EngineSettings) -> Any:
+    from vllm.config import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = settings.engine_arguments()
+    if settings.sync_backend == "shm":
+        arguments["worker_extension_cls"] = WORKER_EXTENSION
+    transfer = WeightTransferConfig(backend=settings.sync_backend)
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, weight_transfer_config=transfer))
+
+
+def _end_of_sequence_ids(llm: Any) -> frozenset[int]:
+    """Every id that ends an answer: the tokenizer's, the model's and those of its generation config."""
+    found = (
+        llm.renderer.get_eos_token_id(),
+        getattr(llm.model_config.hf_text_config, "eos_token_id", None),
+        llm.input_processor.generation_config_fields.get("eos_token_id"),
+    )
+    lists = [ids if isinstance(ids, list) else [ids] for ids in found if ids is not None]
+    return frozenset(token for ids in lists for token in ids)
+
+
+def _request_errors() -> tuple[type[Exception], ...]:
+    """What vLLM raises for a request that it cannot take."""
+    from vllm.exceptions import VLLMClientError
+
+    return (VLLMClientError, ValueError, TypeError)

@@ -1,0 +1,133 @@
+"""What an engine is started with: from the configuration to vLLM's arguments and environment. Imports no vLLM."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlhf_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlhf_core.config import Config
+
+Device = Literal["cpu", "gpu"]
+
+DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
+CPU_BLOCK_SIZE = 32  # tokens per KV block; the CPU kernels want a multiple of 32, smaller blocks share more prefixes
+CPU_BATCHED_TOKENS = 2048  # prompt tokens of one step
+WORKER_EXTENSION = "rlhf_core.generation.worker_extension.WeightWorkerExtension"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Everything one engine needs to know."""
+
+    model: str  # a folder or hub id
+    dtype: str  # torch's name of it
+    max_model_len: int  # tokens, prompt + answer
+    max_num_seqs: int
+    device: Device
+    sync_backend: str  # "shm", "nccl", "ipc"
+    tensor_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    cpu_kv_cache_gib: float = 1.0
+    cpu_threads: int = 1
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    sync_timeout: float = 600.0  # seconds
+    request_timeout: float = 1800.0  # seconds
+    trust_remote_code: bool = False
+
+    @classmethod
+    def from_config(cls, config: Config, model_path: str, device: Device) -> EngineSettings:
+        """Settings of every engine of a run; ``model_path`` is the resolved ``actor.model_name_or_path``."""
+        vllm = config.vllm
+        return cls(
+            model=model_path,
+            dtype=DTYPES[config.ds.param_dtype if vllm.dtype == "auto" else vllm.dtype],
+            max_model_len=config.max_model_len,
+            max_num_seqs=vllm.max_num_seqs,
+            device=device,
+            sync_backend=sync_backend(config, device),
+            tensor_parallel_size=vllm.tensor_parallel_size,
+            gpu_memory_utilization=vllm.gpu_memory_utilization,
+            cpu_kv_cache_gib=vllm.cpu_kv_cache_gib,
+            cpu_threads=max(1, (os.cpu_count() or 1) // (vllm.num_engines * vllm.tensor_parallel_size)),
+            enforce_eager=vllm.enforce_eager,
+            enable_prefix_caching=vllm.enable_prefix_caching,
+            seed=config.train.seed,
+            sync_timeout=vllm.sync_timeout,
+            request_timeout=vllm.request_timeout,
+            trust_remote_code=config.run.trust_remote_code,
+        )
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """Arguments of vLLM's ``AsyncEngineArgs`` (and of its ``LLM``); the weight transfer comes on top."""
+        shared = {
+            "model": self.model,
+            "dtype": self.dtype,
+            "max_model_len": self.max_model_len,
+            "max_num_seqs": self.max_num_seqs,
+            "tensor_parallel_size": self.tensor_parallel_size,
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "seed": self.seed,
+            "trust_remote_code": self.trust_remote_code,
+            "generation_config": "vllm",  # else the model's own file changes the sampling behind our back
+            "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled: temperature applied
+            "disable_log_stats": True,
+        }
+        return shared | (self._cpu_arguments() if self.device == "cpu" else self._gpu_arguments())
+
+    def _cpu_arguments(self) -> dict[str, Any]:
+        return {
+            "enforce_eager": True,  # compiling for CPU costs minutes and a compiler
+            "block_size": CPU_BLOCK_SIZE,
+            "kv_cache_memory_bytes": int(self.cpu_kv_cache_gib * 2**30),
+            # A seed per request and chunked prefill together kill vLLM's CPU engine (torch's CPU generator has no
+            # offset), so a prompt must fit into one step.
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(self.max_model_len, CPU_BATCHED_TOKENS),
+            "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "mp",
+        }
+
+    def _gpu_arguments(self) -> dict[str, Any]:
+        return {"enforce_eager": self.enforce_eager, "gpu_memory_utilization": self.gpu_memory_utilization}
+
+
+def sync_backend(config: Config, device: Device) -> str:
+    """How weights reach the engines.
+
+    Raises:
+        ConfigError: the backend of the configuration does not exist on this kind of device.
+    """
+    chosen = config.vllm.sync_backend
+    if chosen == "auto":
+        return "shm" if device == "cpu" else "ipc" if config.train.colocate_all else "nccl"
+    if (chosen == "shm") != (device == "cpu"):
+        fitting = "'shm'" if device == "cpu" else "'nccl' or 'ipc'"
+        raise ConfigError(f"vllm.sync_backend={chosen!r} does not work on {device}: use {fitting}, or 'auto'")
+    return chosen
+
+
+def engine_environment(settings: EngineSettings) -> dict[str, str]:
+    """Environment variables that an engine's process needs before it imports vLLM."""
+    environment = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if settings.device == "gpu":
+        # IPC handles are tuples of torch's own types, which vLLM carries to its workers only as pickles.
+        insecure = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"} if settings.sync_backend == "ipc" else {}
+        return environment | insecure
+    environment |= {
+        "OMP_NUM_THREADS": str(settings.cpu_threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # waiting threads leave the cores to the other processes of the run
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    if settings.tensor_parallel_size == 1:
+        environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the worker lives in the engine core: starts faster
+    return environment

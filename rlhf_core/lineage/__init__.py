@@ -1,0 +1,16 @@
+"""What was made from what, told to a tracker. The log in object storage stays the truth; a tracker is a view of it."""
+
+from rlhf_core.lineage.environment import code_revision, package_versions
+from rlhf_core.lineage.names import metric_name
+from rlhf_core.lineage.tracker import CheckpointRecord, DatasetRecord, NoTracker, Tracker, make_tracker
+
+__all__ = [
+    "CheckpointRecord",
+    "DatasetRecord",
+    "NoTracker",
+    "Tracker",
+    "code_revision",
+    "make_tracker",
+    "metric_name",
+    "package_versions",
+]

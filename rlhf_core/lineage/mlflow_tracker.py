@@ -1,0 +1,185 @@
+"""MLflow: one run per training run, trajectories as dataset inputs, checkpoints as logged models.
+
+One MLflow run is found or made by its tag ``rlhf.run_id``; ``rlhf.logged_iterations`` says how far it has been told, so that
+iterations which could not be told while the server was away follow later, and none is told twice.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+# Before mlflow is imported: a server that is away must not hold a run up for minutes.
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
+
+from mlflow import MlflowClient
+from mlflow.data.http_dataset_source import HTTPDatasetSource
+from mlflow.data.meta_dataset import MetaDataset
+from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunStatus
+from mlflow.exceptions import MlflowException
+
+from rlhf_core.errors import RlhfError
+from rlhf_core.lineage.names import metric_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from rlhf_core.lineage.tracker import CheckpointRecord, DatasetRecord
+
+RUN_TAG = "rlhf.run_id"
+LOGGED_TAG = "rlhf.logged_iterations"
+MAX_DIGEST = 36  # characters MLflow keeps of a dataset's digest
+MAX_PARAM = 6000  # characters MLflow keeps of a parameter
+MAX_PARAMS = 100  # parameters of one request
+
+
+class TrackerError(RlhfError, ConnectionError):
+    """The tracking server did not take what it was told."""
+
+
+class MlflowTracker:
+    """See ``Tracker``."""
+
+    def __init__(self, uri: str, experiment: str) -> None:
+        self._uri = uri
+        self._experiment = experiment
+        self._client = MlflowClient(tracking_uri=uri)
+        self._run_id: str | None = None
+        self._experiment_id = ""
+
+    def start(self, run_id: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """Begin, or find, the MLflow run of ``run_id``."""
+        try:
+            self._experiment_id = self._experiment_for(self._experiment)
+            found = self._client.search_runs([self._experiment_id], f"tags.`{RUN_TAG}` = '{run_id}'", max_results=1)
+            if found:
+                self._run_id = found[0].info.run_id
+                self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+                return
+            run = self._client.create_run(
+                self._experiment_id, run_name=run_id, tags={**tags, RUN_TAG: run_id, LOGGED_TAG: "0"}
+            )
+            self._run_id = run.info.run_id
+            params = [Param(key, value[:MAX_PARAM]) for key, value in flatten(config).items()]
+            for start in range(0, len(params), MAX_PARAMS):
+                self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
+            self._client.log_dict(self._run_id, dict(config), "config.json")
+        except MlflowException as error:
+            raise self._away("start", error) from error
+
+    def logged_iterations(self) -> int:
+        """Iterations that have been told completely."""
+        try:
+            return int(self._client.get_run(self._run).data.tags.get(LOGGED_TAG, "0"))
+        except MlflowException as error:
+            raise self._away("logged_iterations", error) from error
+
+    def log_iteration(self, iteration: int, metrics: Mapping[str, float], inputs: list[DatasetRecord]) -> None:
+        """Metrics at step ``iteration``, and the trajectories as a dataset input."""
+        try:
+            self._log_metrics(metrics, iteration)
+            datasets = [_dataset_input(record) for record in inputs]
+            self._client.log_inputs(self._run, datasets=datasets)
+            self._client.set_tag(self._run, LOGGED_TAG, str(iteration + 1))
+        except MlflowException as error:
+            raise self._away(f"iteration {iteration}", error) from error
+
+    def log_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Metrics at step ``version``."""
+        try:
+            self._log_metrics(metrics, version)
+        except MlflowException as error:
+            raise self._away(f"evaluation of version {version}", error) from error
+
+    def log_checkpoint(self, record: CheckpointRecord) -> None:
+        """A logged model that names where it lies, its parent and the shards it came from."""
+        try:
+            known = self._client.search_logged_models(
+                [self._experiment_id], f"name = '{record.name}' AND source_run_id = '{self._run}'", max_results=1
+            )
+            if known:
+                return
+            model = self._client.create_logged_model(
+                self._experiment_id,
+                name=record.name,
+                source_run_id=self._run,
+                model_type="policy",
+                params={
+                    "uri": record.uri,
+                    "policy_version": str(record.version),
+                    "parent": record.parent,
+                    "weight_digest": record.digest,
+                },
+                tags={"trajectories": "\n".join(record.manifests)[:8000], "trajectory_manifests": str(len(record.manifests))},
+            )
+            for name, value in record.metrics.items():
+                self._client.log_metric(
+                    self._run, metric_name(name), value, step=record.version, model_id=model.model_id
+                )
+            self._client.finalize_logged_model(model.model_id, "READY")
+        except MlflowException as error:
+            raise self._away(f"checkpoint {record.version}", error) from error
+
+    def finish(self, succeeded: bool) -> None:
+        """Close the MLflow run."""
+        status = RunStatus.FINISHED if succeeded else RunStatus.FAILED
+        try:
+            self._client.set_terminated(self._run, RunStatus.to_string(status))
+        except MlflowException as error:
+            raise self._away("finish", error) from error
+
+    @property
+    def url(self) -> str | None:
+        """The run's page, where the tracking store is a server."""
+        if not self._uri.startswith("http") or self._run_id is None:
+            return None
+        return f"{self._uri}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
+
+    @property
+    def _run(self) -> str:
+        if self._run_id is None:
+            raise TrackerError("the MLflow run is not started: call start() first")
+        return self._run_id
+
+    def _experiment_for(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        if found is not None:
+            return str(found.experiment_id)
+        try:
+            return str(self._client.create_experiment(name))
+        except MlflowException:  # another run made it meanwhile
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        self._client.log_batch(
+            self._run, metrics=[Metric(metric_name(name), value, now, step) for name, value in sorted(metrics.items())]
+        )
+
+    def _away(self, what: str, error: Exception) -> TrackerError:
+        return TrackerError(f"MLflow at {self._uri} did not take {what}: {error}")
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """``{"a": {"b": 1}}`` as ``{"a.b": "1"}``."""
+    flat: dict[str, str] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(flatten(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = str(value)
+    return flat
+
+
+def _dataset_input(record: DatasetRecord) -> DatasetInput:
+    # MLflow resolves sources by scheme and knows no file of ours: a URL that it only has to show fits all of them.
+    source = HTTPDatasetSource(record.uri)
+    dataset = MetaDataset(source, name=record.name, digest=record.digest[:MAX_DIGEST])
+    return DatasetInput(dataset._to_mlflow_entity(), [InputTag("mlflow.data.context", record.context)])

@@ -1,0 +1,41 @@
+"""The nouns that travel between the stages. Pure data: numpy at most."""
+
+from rlhf_core.records.experience import Experience
+from rlhf_core.records.generation import Generate, GenerateRequest, Generation, SamplingParams
+from rlhf_core.records.prompt import Prompt, PromptCursor
+from rlhf_core.records.reward import RewardRequest, RewardResult, RewardStatus
+from rlhf_core.records.stage import Ledger, Part, Stage, StageManifest, StageRef
+from rlhf_core.records.trajectory import (
+    ActionRange,
+    ImageRef,
+    StepReward,
+    StopReason,
+    Trajectory,
+    VersionSpan,
+    action_mask,
+)
+
+__all__ = [
+    "ActionRange",
+    "Experience",
+    "Generate",
+    "GenerateRequest",
+    "Generation",
+    "ImageRef",
+    "Ledger",
+    "Part",
+    "Prompt",
+    "PromptCursor",
+    "RewardRequest",
+    "RewardResult",
+    "RewardStatus",
+    "SamplingParams",
+    "Stage",
+    "StageManifest",
+    "StageRef",
+    "StepReward",
+    "StopReason",
+    "Trajectory",
+    "VersionSpan",
+    "action_mask",
+]

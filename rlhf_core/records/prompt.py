@@ -1,0 +1,30 @@
+"""A prompt, and a position in the order of prompts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlhf_core.records.trajectory import ImageRef
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One row of a prompt dataset, ready for an engine."""
+
+    row_id: str  # stable within the dataset: the id column, or "<datasource>:<row number>"
+    datasource: str
+    text: str  # the rendered prompt, for people and reward functions
+    token_ids: list[int]  # [T]
+    label: Any = None  # any JSON value, type kept
+    messages: Any = None  # the chat messages, where the row held a list of them
+    images: tuple[ImageRef, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PromptCursor:
+    """A position in the seeded order: ``offset`` prompts of epoch ``epoch`` have been drawn."""
+
+    epoch: int = 0
+    offset: int = 0

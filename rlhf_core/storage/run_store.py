@@ -1,0 +1,343 @@
+"""The log of one run: what lies where, what is complete, and that nothing is read that was not written.
+
+::
+
+    {root}/{run_id}/
+      run.json                                 immutable
+      iterations/00000012/rollout/….arrow      parts: visible whole, and only counted once a manifest names them
+      iterations/00000012/rollout.json         the manifest: written once and last; it *is* the stage's completion
+      iterations/00000012/update.json          the same for the update, which has no parts
+      checkpoints/v00000012/…                  checkpoints.CheckpointStore
+      eval/v00000012.json, eval/v00000012/….arrow
+      lease/00000007.json                      lease.Lease
+      latest.json, best.json                   pointers: the only documents that change
+
+A part's name is its own claim: ``{rows}r-{tokens}t-{bytes}b-{sha256}.arrow``. So the parts of an attempt that died
+before its manifest are found and verified without one, and a retry that makes the same rows makes the same object.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError, StorageError
+from rlhf_core.records import Part, Stage, StageManifest, StageRef
+from rlhf_core.storage import shards
+from rlhf_core.storage.digest import sha256_of
+from rlhf_core.storage.documents import decode_document, encode_document
+from rlhf_core.storage.object_store import ObjectStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rlhf_core.records import Experience, Trajectory
+    from rlhf_core.storage.shards import RewardRow
+
+_LOG = logging.getLogger(__name__)
+
+_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_PART_NAME = re.compile(r"(?P<rows>\d+)r-(?P<tokens>\d+)t-(?P<bytes>\d+)b-(?P<sha256>[0-9a-f]{64})\.arrow")
+_ITERATION_NAME = re.compile(r"\d{8,}")
+
+Pointer = Literal["latest", "best"]
+
+
+@dataclass(frozen=True)
+class RunStore:
+    """Everything a run writes and reads. Plain values only: it pickles, and may be used from any thread or process."""
+
+    run_id: str
+    root: str
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not _RUN_ID.fullmatch(self.run_id) or self.run_id in (".", ".."):
+            raise ConfigError(
+                f"run_id {self.run_id!r} cannot name a folder: use 1 to 128 of the characters A-Z a-z 0-9 . _ -"
+            )
+        object.__setattr__(self, "root", ObjectStore(self.root).root)
+
+    @property
+    def objects(self) -> ObjectStore:
+        """The store of this run's objects."""
+        return ObjectStore(f"{self.root}/{self.run_id}", self.options, self.timeout)
+
+    @property
+    def url(self) -> str:
+        """Where the run lies."""
+        return self.objects.root
+
+    def url_of(self, path: str) -> str:
+        """The URL of one of its objects."""
+        return self.objects.url(path)
+
+    # --- the run itself
+
+    def write_run(self, body: dict[str, Any]) -> None:
+        """Write run.json; ``ConflictError`` if the run exists with another body."""
+        self._create_document("run.json", body)
+
+    def read_run(self) -> dict[str, Any] | None:
+        """The body of run.json; None if the run does not exist."""
+        return self._document("run.json")
+
+    # --- parts
+
+    def publish_trajectories(self, iteration: int, rows: Sequence[Trajectory], stage: Stage = Stage.ROLLOUT) -> Part:
+        """Make trajectories durable as one part of the stage."""
+        data = shards.encode_trajectories(rows)
+        return self._publish(_stage_folder(iteration, stage), data, len(rows), _tokens_of(rows))
+
+    def publish_rewards(self, iteration: int, rows: Sequence[RewardRow]) -> Part:
+        """Make reward results durable as one part of the reward stage; they have no tokens of their own."""
+        return self._publish(_stage_folder(iteration, Stage.REWARD), shards.encode_rewards(rows), len(rows), 0)
+
+    def publish_experience(self, iteration: int, rows: Sequence[Experience]) -> Part:
+        """Make experience durable as one part of the experience stage."""
+        data = shards.encode_experience(rows)
+        return self._publish(_stage_folder(iteration, Stage.EXPERIENCE), data, len(rows), _tokens_of(rows))
+
+    def published_parts(self, iteration: int, stage: Stage) -> list[Part]:
+        """Every whole part of the stage, named by a manifest or not: what an earlier attempt left.
+
+        Each is read and hashed. A damaged one is left out with a warning: its rows are made again, under another name
+        or over it.
+        """
+        parts = [_part_from_name(path) for path in self.objects.list(_stage_folder(iteration, stage))]
+        return [part for part in parts if part is not None and self._is_whole(part)]
+
+    def read_trajectories(self, parts: Sequence[Part]) -> list[Trajectory]:
+        """The rows of the parts, in order.
+
+        Raises:
+            CorruptShardError: a part is missing, or its bytes, size or rows are not those recorded. It names the
+            object.
+        """
+        return self._read(parts, shards.decode_trajectories)
+
+    def read_rewards(self, parts: Sequence[Part]) -> list[RewardRow]:
+        """The rows of the parts, in order; errors as ``read_trajectories``."""
+        return self._read(parts, shards.decode_rewards)
+
+    def read_experience(self, parts: Sequence[Part]) -> list[Experience]:
+        """The rows of the parts, in order; errors as ``read_trajectories``."""
+        return self._read(parts, shards.decode_experience)
+
+    def read_part(self, part: Part) -> bytes:
+        """The verified bytes of one part; errors as ``read_trajectories``."""
+        url = self.url_of(part.path)
+        try:
+            data = self.objects.read(part.path)
+        except FileNotFoundError as error:
+            raise CorruptShardError(f"{url} is missing: a manifest names it with {part.rows} rows") from error
+        if len(data) != part.bytes:
+            raise CorruptShardError(
+                f"{url} has {len(data)} bytes, recorded were {part.bytes}: it is truncated or altered"
+            )
+        found = sha256_of(data)
+        if found != part.sha256:
+            raise CorruptShardError(f"{url} is damaged: its sha256 is {found}, recorded was {part.sha256}")
+        return data
+
+    # --- manifests
+
+    def commit(self, manifest: StageManifest) -> StageRef:
+        """Complete a stage by writing its manifest, once.
+
+        The first writer wins: if the stage is complete already, with this manifest or with another, the reference to
+        the *existing* one is returned, and that one counts. So a stage may be run twice and is completed once.
+
+        Raises:
+            StorageError: the manifest names a part that is not there whole, names one twice, or belongs to another run.
+        """
+        self._check_committable(manifest)
+        path = _manifest_path(manifest.iteration, manifest.stage)
+        try:
+            self._create_document(path, manifest.to_json())
+        except ConflictError:
+            _LOG.warning("%s was complete already: its first manifest stays", self.url_of(path))
+        committed = self.stage(manifest.iteration, manifest.stage)
+        if committed is None:
+            raise StorageError(
+                f"{self.url_of(path)} vanished after it was written: something else deletes objects there"
+            )
+        return committed[1]
+
+    def stage(self, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef] | None:
+        """The manifest of a complete stage and the reference to it; None if the stage is not complete.
+
+        Raises:
+            CorruptShardError: the manifest is damaged, or belongs to another run, iteration or stage.
+        """
+        path = _manifest_path(iteration, stage)
+        try:
+            data = self.objects.read(path)
+        except FileNotFoundError:
+            return None
+        manifest = self._manifest(data, path, iteration, stage)
+        ref = StageRef(self.run_id, iteration, stage, path, sha256_of(data), manifest.rows, manifest.tokens)
+        return manifest, ref
+
+    def read_manifest(self, ref: StageRef) -> StageManifest:
+        """The manifest a reference points at; ``CorruptShardError`` if it is missing or not the one referred to."""
+        url = self.url_of(ref.path)
+        found = self.stage(ref.iteration, ref.stage)
+        if found is None:
+            raise CorruptShardError(f"{url} is missing: a reference with sha256 {ref.sha256} points at it")
+        manifest, actual = found
+        if actual != ref:
+            raise CorruptShardError(f"{url} is not the manifest referred to: found {actual}, expected {ref}")
+        return manifest
+
+    def newest_update(self) -> tuple[int, StageManifest] | None:
+        """The newest iteration whose update is complete, and that update's manifest."""
+        for iteration in reversed(self.iterations()):
+            found = self.stage(iteration, Stage.UPDATE)
+            if found is not None:
+                return iteration, found[0]
+        return None
+
+    def iterations(self) -> list[int]:
+        """Every iteration that has begun, ascending."""
+        return sorted(int(name) for name in self.objects.children("iterations") if _ITERATION_NAME.fullmatch(name))
+
+    def completed_iterations(self) -> list[int]:
+        """Every iteration whose update is complete, ascending."""
+        return [i for i in self.iterations() if self.objects.exists(_manifest_path(i, Stage.UPDATE))]
+
+    # --- evaluation
+
+    def publish_eval_trajectories(self, version: int, rows: Sequence[Trajectory]) -> Part:
+        """Make the trajectories of an evaluation durable."""
+        return self._publish(
+            f"eval/{version_name(version)}", shards.encode_trajectories(rows), len(rows), _tokens_of(rows)
+        )
+
+    def write_evaluation(self, version: int, body: dict[str, Any]) -> dict[str, Any]:
+        """Record the evaluation of a policy version, once; returns what is recorded: the first writer's body."""
+        path = f"eval/{version_name(version)}.json"
+        try:
+            self._create_document(path, body)
+        except ConflictError:
+            _LOG.warning("%s was recorded already: the first evaluation stays", self.url_of(path))
+        return self._document(path) or {}
+
+    def read_evaluation(self, version: int) -> dict[str, Any] | None:
+        """The recorded evaluation of a policy version; None if there is none."""
+        return self._document(f"eval/{version_name(version)}.json")
+
+    # --- pointers
+
+    def set_pointer(self, name: Pointer, body: dict[str, Any]) -> None:
+        """Replace a pointer by one atomic act."""
+        path = f"{name}.json"
+        self.objects.put(path, encode_document(body, self.url_of(path)))
+
+    def pointer(self, name: Pointer) -> dict[str, Any] | None:
+        """The body of a pointer; None if it was never set."""
+        return self._document(f"{name}.json")
+
+    # --- inside
+
+    def _publish(self, folder: str, data: bytes, rows: int, tokens: int) -> Part:
+        digest = sha256_of(data)
+        path = f"{folder}/{rows:06d}r-{tokens}t-{len(data)}b-{digest}.arrow"
+        self.objects.put(path, data)
+        return Part(path, rows, tokens, len(data), digest)
+
+    def _read(self, parts: Sequence[Part], decode: Callable[[bytes], list[Any]]) -> list[Any]:
+        rows: list[Any] = []
+        for part in parts:
+            rows += self._decoded(part, decode)
+        return rows
+
+    def _decoded(self, part: Part, decode: Callable[[bytes], list[Any]]) -> list[Any]:
+        data = self.read_part(part)
+        try:
+            rows = decode(data)
+        except CorruptShardError as error:
+            raise CorruptShardError(f"{self.url_of(part.path)}: {error}") from error
+        if len(rows) != part.rows:
+            raise CorruptShardError(f"{self.url_of(part.path)} has {len(rows)} rows, recorded were {part.rows}")
+        return rows
+
+    def _is_whole(self, part: Part) -> bool:
+        try:
+            self.read_part(part)
+        except CorruptShardError as error:
+            _LOG.warning("part left out: %s", error)
+            return False
+        return True
+
+    def _check_committable(self, manifest: StageManifest) -> None:
+        url = self.url_of(_manifest_path(manifest.iteration, manifest.stage))
+        if manifest.run_id != self.run_id:
+            raise StorageError(f"{url}: a manifest of run {manifest.run_id!r} cannot be committed here")
+        paths = [part.path for part in manifest.parts]
+        if len(set(paths)) < len(paths):
+            raise StorageError(f"{url}: a part is named twice: {sorted(p for p in set(paths) if paths.count(p) > 1)}")
+        present = self.objects.sizes(_stage_folder(manifest.iteration, manifest.stage)) if paths else {}
+        for part in manifest.parts:
+            if present.get(part.path) != part.bytes:
+                raise StorageError(
+                    f"{url}: part {part.path} is not there whole "
+                    f"({present.get(part.path, 'no')} of {part.bytes} bytes); publish it first"
+                )
+
+    def _manifest(self, data: bytes, path: str, iteration: int, stage: Stage) -> StageManifest:
+        url = self.url_of(path)
+        body = decode_document(data, url)
+        try:
+            manifest = StageManifest.from_json(body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptShardError(f"{url} is no stage manifest: {error!r}") from error
+        found = (manifest.run_id, manifest.iteration, manifest.stage)
+        if found != (self.run_id, iteration, stage):
+            raise CorruptShardError(
+                f"{url} is the manifest of run {found[0]!r} iteration {found[1]} stage {found[2]}: "
+                "it does not belong there"
+            )
+        return manifest
+
+    def _create_document(self, path: str, body: dict[str, Any]) -> None:
+        self.objects.put_once(path, encode_document(body, self.url_of(path)))
+
+    def _document(self, path: str) -> dict[str, Any] | None:
+        try:
+            data = self.objects.read(path)
+        except FileNotFoundError:
+            return None
+        return decode_document(data, self.url_of(path))
+
+
+def version_name(version: int) -> str:
+    """How a policy version is written in paths."""
+    return f"v{version:08d}"
+
+
+def _iteration_folder(iteration: int) -> str:
+    return f"iterations/{iteration:08d}"
+
+
+def _stage_folder(iteration: int, stage: Stage) -> str:
+    return f"{_iteration_folder(iteration)}/{stage.value}"
+
+
+def _manifest_path(iteration: int, stage: Stage) -> str:
+    return f"{_iteration_folder(iteration)}/{stage.value}.json"
+
+
+def _part_from_name(path: str) -> Part | None:
+    claim = _PART_NAME.fullmatch(path.rsplit("/", 1)[-1])
+    if claim is None:
+        _LOG.warning("%s is no part of a run: left out", path)
+        return None
+    return Part(path, int(claim["rows"]), int(claim["tokens"]), int(claim["bytes"]), claim["sha256"])
+
+
+def _tokens_of(rows: Sequence[Trajectory] | Sequence[Experience]) -> int:
+    return sum(len(row.token_ids) for row in rows)

@@ -1,0 +1,296 @@
+"""Records ⇄ the bytes of an Arrow IPC file.
+
+::
+
+    list[Trajectory] ─ columns ─▶ pa.Table ─ zstd level 1, batches of 256 rows ─▶ bytes ─▶ object store
+
+The file format, not the stream format: a stream cut at a batch border reads as a shorter one without an error.
+Compression has no checksum worth the name, so whoever stores the bytes records their sha256 (``run_store``).
+
+A missing log-prob is an error here, never a default: nothing unusable is published.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rlhf_core.errors import CorruptShardError, StorageError
+from rlhf_core.records import (
+    ActionRange,
+    Experience,
+    ImageRef,
+    RewardResult,
+    RewardStatus,
+    SamplingParams,
+    StepReward,
+    StopReason,
+    Trajectory,
+    VersionSpan,
+)
+from rlhf_core.storage import schema
+from rlhf_core.storage.columns import Ragged, arrays_of, metrics_of, metrics_to_arrow, structs_of, structs_to_arrow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+BATCH_ROWS = 256  # larger compresses no better and with less parallelism; smaller pays for itself only in random access
+_JSON = json.JSONEncoder(ensure_ascii=False)
+_SAMPLING_FIELDS = [field.name for field in fields(SamplingParams)]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardRow:
+    """One row of the reward shards: the result for one sample, shared by its segments."""
+
+    group_id: str
+    sample_index: int
+    result: RewardResult
+
+
+def encode_trajectories(rows: Sequence[Trajectory]) -> bytes:
+    """One shard of trajectories.
+
+    Raises:
+        StorageError: a row that could not be trained on: a log-prob that is missing or no number, an action range
+            outside its tokens, a label that is no JSON. The message names the row.
+    """
+    tokens = Ragged("token_ids", [row.token_ids for row in rows], np.int32)
+    logprobs = Ragged("rollout_logprobs", [row.rollout_logprobs for row in rows], np.float32)
+    _check_floats("rollout_logprobs", logprobs, tokens, rows)
+    _check_ranges(tokens, rows)
+    built = {
+        "token_ids": tokens.to_arrow(schema.TOKENS),
+        "rollout_logprobs": logprobs.to_arrow(schema.FLOATS),
+        "label": [_to_json(row.label, "label", row) for row in rows],
+        "messages": [_to_json(row.messages, "messages", row) for row in rows],
+        "sampling": [_sampling_json(row.sampling) for row in rows],
+        "seed": [row.sampling.seed for row in rows],
+    }
+    return _encode(rows, built, schema.TRAJECTORY)
+
+
+def encode_rewards(rows: Sequence[RewardRow]) -> bytes:
+    """One shard of reward results."""
+    results = [row.result for row in rows]
+    built: dict[str, Any] = {
+        "group_id": [row.group_id for row in rows],
+        "sample_index": [row.sample_index for row in rows],
+    }
+    return _encode(results, built, schema.REWARD)
+
+
+def encode_experience(rows: Sequence[Experience]) -> bytes:
+    """One shard of experience; raises ``StorageError`` for a float column that is not ``[T]`` finite numbers."""
+    tokens = Ragged("token_ids", [row.token_ids for row in rows], np.int32)
+    built: dict[str, Any] = {"token_ids": tokens.to_arrow(schema.TOKENS)}
+    for name in _float_columns(schema.EXPERIENCE):
+        column = Ragged(name, [getattr(row, name) for row in rows], np.float32)
+        _check_floats(name, column, tokens, rows)
+        built[name] = column.to_arrow(schema.FLOATS)
+    _check_ranges(tokens, rows)
+    return _encode(rows, built, schema.EXPERIENCE)
+
+
+def decode_trajectories(data: bytes | memoryview) -> list[Trajectory]:
+    """The rows of one shard. Their arrays are read-only views of its buffers."""
+    return list(_rows(decode_table(data, schema.TRAJECTORY), _trajectories))
+
+
+def decode_rewards(data: bytes | memoryview) -> list[RewardRow]:
+    """The rows of one shard."""
+    return list(_rows(decode_table(data, schema.REWARD), _reward_rows))
+
+
+def decode_experience(data: bytes | memoryview) -> list[Experience]:
+    """The rows of one shard. Their arrays are read-only views of its buffers."""
+    return list(_rows(decode_table(data, schema.EXPERIENCE), _experience))
+
+
+def decode_table(data: bytes | memoryview, expected: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+    """One shard as an Arrow table; only ``columns`` are decompressed where they are given.
+
+    Raises:
+        CorruptShardError: these are not the bytes of such a table.
+        StorageError: a newer version of this software wrote it.
+    """
+    try:
+        found = pa.ipc.open_file(pa.BufferReader(data)).schema
+        _check_schema(found, expected)
+        wanted = None if columns is None else [found.get_field_index(name) for name in columns]
+        options = pa.ipc.IpcReadOptions(included_fields=wanted)
+        return pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise CorruptShardError(f"not a whole {_table_name(expected)} shard: {error}") from error
+
+
+def _encode(rows: Sequence[Any], built: dict[str, Any], table: pa.Schema) -> bytes:
+    """Fill every column of ``table`` from ``built``, or else from the rows' attributes, and serialise."""
+    columns = []
+    for column in table:
+        try:
+            values = built[column.name] if column.name in built else list(map(attrgetter(column.name), rows))
+            columns.append(_to_arrow(column, values))
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+            raise StorageError(f"column {column.name} cannot be stored: {error}") from error
+    return _serialise(pa.Table.from_arrays(columns, schema=table))
+
+
+def _to_arrow(column: pa.Field, values: Any) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    if pa.types.is_map(column.type):
+        return metrics_to_arrow(values, column.type)
+    if pa.types.is_list(column.type):
+        return structs_to_arrow(column.name, values, column.type)
+    array = pa.array(values, column.type)
+    if array.null_count and not column.nullable:
+        raise ValueError("a value is missing")
+    return array
+
+
+def _serialise(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=BATCH_ROWS)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def _rows(table: pa.Table, make: Callable[[dict[str, Any]], Iterator[Any]]) -> Iterator[Any]:
+    for batch in table.to_batches():
+        yield from make(dict(zip(batch.schema.names, batch.columns, strict=True)))
+
+
+def _trajectories(batch: dict[str, Any]) -> Iterator[Trajectory]:
+    columns = _plain(batch, skip=frozenset({"seed"}))
+    columns["action_ranges"] = structs_of(batch["action_ranges"], ActionRange)
+    columns["version_spans"] = structs_of(batch["version_spans"], VersionSpan)
+    columns["step_rewards"] = structs_of(batch["step_rewards"], StepReward)
+    columns["images"] = structs_of(batch["images"], ImageRef)
+    columns["label"] = list(map(_from_json, columns["label"]))
+    columns["messages"] = list(map(_from_json, columns["messages"]))
+    columns["sampling"] = list(map(_sampling, columns["sampling"]))
+    columns["reward_status"] = list(map(RewardStatus, columns["reward_status"]))
+    columns["stop_reason"] = list(map(StopReason, columns["stop_reason"]))
+    return _records(Trajectory, columns)
+
+
+def _reward_rows(batch: dict[str, Any]) -> Iterator[RewardRow]:
+    columns = _plain(batch)
+    columns["status"] = list(map(RewardStatus, columns["status"]))
+    groups, samples = columns.pop("group_id"), columns.pop("sample_index")
+    return map(RewardRow, groups, samples, _records(RewardResult, columns))
+
+
+def _experience(batch: dict[str, Any]) -> Iterator[Experience]:
+    columns = _plain(batch)
+    columns["action_ranges"] = structs_of(batch["action_ranges"], ActionRange)
+    return _records(Experience, columns)
+
+
+def _plain(batch: dict[str, Any], skip: frozenset[str] = frozenset()) -> dict[str, list[Any]]:
+    """Every column that needs no meaning to be read; lists of structs are left to the caller."""
+    columns: dict[str, list[Any]] = {}
+    for name, column in batch.items():
+        if name in skip:
+            continue
+        if pa.types.is_map(column.type):
+            columns[name] = metrics_of(column)
+        elif not pa.types.is_list(column.type):
+            columns[name] = column.to_pylist()
+        elif not pa.types.is_struct(column.type.value_type):
+            columns[name] = arrays_of(column)
+    return columns
+
+
+def _records(make: type[Any], columns: dict[str, list[Any]]) -> Iterator[Any]:
+    """One ``make(...)`` per row; every column is a field of it."""
+    return map(make, *(columns[field.name] for field in fields(make)))
+
+
+def _check_floats(name: str, column: Ragged, tokens: Ragged, rows: Sequence[Any]) -> None:
+    """Refuse a row whose floats are not one finite number per token."""
+    present = np.fromiter((getattr(row, name) is not None for row in rows), np.bool_, len(rows))
+    wrong = np.flatnonzero(present & (column.lengths != tokens.lengths))
+    if wrong.size:
+        row = int(wrong[0])
+        raise StorageError(
+            f"{_row_name(rows[row])}: {column.lengths[row]} {name} for {tokens.lengths[row]} tokens: one is missing; "
+            "a row without every log-prob must be recorded as failed, not published"
+        )
+    finite = np.isfinite(column.values)
+    if not finite.all():
+        row, position = column.place(int(np.argmin(finite)))
+        raise StorageError(
+            f"{_row_name(rows[row])}: {name}[{position}] is {getattr(rows[row], name)[position]}: one is missing; "
+            "a row without every log-prob must be recorded as failed, not published"
+        )
+
+
+def _check_ranges(tokens: Ragged, rows: Sequence[Any]) -> None:
+    for row, length in zip(rows, tokens.lengths.tolist(), strict=True):
+        for start, end in row.action_ranges:
+            if not 0 <= start <= end <= length:
+                raise StorageError(f"{_row_name(row)}: action range [{start}, {end}) leaves its {length} tokens")
+
+
+def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    metadata = found.metadata or {}
+    if metadata.get(schema.TABLE_KEY) != expected.metadata[schema.TABLE_KEY]:
+        raise CorruptShardError(f"expected a {_table_name(expected)} shard, found {_table_name(found)!r}")
+    version = int(metadata[schema.VERSION_KEY])
+    if version > schema.SCHEMA_VERSION:
+        raise StorageError(
+            f"{_table_name(found)} shard has schema version {version}; this software reads up to "
+            f"{schema.SCHEMA_VERSION}: upgrade it"
+        )
+    missing = [name for name in expected.names if name not in found.names]
+    if missing:
+        raise CorruptShardError(f"{_table_name(found)} shard lacks the columns {missing}")
+
+
+def _table_name(table: pa.Schema) -> str:
+    name: bytes = (table.metadata or {}).get(schema.TABLE_KEY, b"unknown")
+    return name.decode()
+
+
+def _float_columns(table: pa.Schema) -> list[str]:
+    return [column.name for column in table if column.type == schema.FLOATS]
+
+
+def _row_name(row: Trajectory | Experience) -> str:
+    return f"group {row.group_id} sample {row.sample_index} segment {row.segment_index}"
+
+
+def _to_json(value: Any, name: str, row: Trajectory) -> str | None:
+    if value is None:
+        return None
+    try:
+        return _JSON.encode(value)
+    except (TypeError, ValueError) as error:
+        raise StorageError(
+            f"{_row_name(row)}: {name} of type {type(value).__name__} is no JSON value: {error}"
+        ) from error
+
+
+def _from_json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _sampling_json(sampling: SamplingParams) -> str:
+    return _JSON.encode({name: getattr(sampling, name) for name in _SAMPLING_FIELDS})
+
+
+def _sampling(text: str) -> SamplingParams:
+    values = json.loads(text)
+    values["stop"] = tuple(values["stop"])
+    return SamplingParams(**values)

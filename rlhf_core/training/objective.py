@@ -1,0 +1,168 @@
+"""The number that is differentiated, for one micro-batch: a pure function of log-probs and experiences.
+
+``agg(policy loss × correction) + kl_coef × agg(KL) - entropy_coef × agg(entropy)``, where ``agg`` divides by the counts
+of the whole optimizer step: the sum over micro-batches and ranks is the loss of the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlhf_core.algorithms.aggregation import aggregate
+from rlhf_core.algorithms.corrections import CorrectionInput, CorrectionOutput, correct
+from rlhf_core.algorithms.kl import kl_estimate
+from rlhf_core.algorithms.losses import LossInput, LossOutput, policy_loss_named
+
+if TYPE_CHECKING:
+    from rlhf_core.batching import ExperienceBatch, OptimizerStep
+    from rlhf_core.config import Config
+
+# Sums over action tokens, or shares of the step's loss: they add up over micro-batches and ranks.
+SUMS = (
+    "policy_loss",
+    "tokens",
+    "clipped",
+    "approx_kl",
+    "ratio",
+    "entropy",
+    "kl",
+    "compared",
+    "mismatch",
+    "mismatch_kl",
+    "capped",
+    "dropped",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatchLoss:
+    """What one micro-batch adds to its optimizer step."""
+
+    loss: torch.Tensor  # scalar with a graph
+    sums: torch.Tensor  # [len(SUMS)] float64, detached
+    ratio_max: torch.Tensor  # scalar, detached: the largest probability ratio
+
+
+def micro_batch_loss(
+    config: Config,
+    step: OptimizerStep,
+    batch: ExperienceBatch,
+    logprobs_BT: torch.Tensor,
+    entropy_BT: torch.Tensor,
+    kl_coef: float,
+) -> MicroBatchLoss:
+    """The loss of a micro-batch and its statistics.
+
+    Args:
+        config: the run's.
+        step: gives the counts of the whole step.
+        batch: rows of this micro-batch.
+        logprobs_BT: of the policy that is trained, with a graph.
+        entropy_BT: of the same distributions.
+        kl_coef: weight of the KL, if ``algo.kl.use_loss``.
+    """
+    mask_BT = batch.tokens.action_mask_BT
+
+    def agg(values_BT: torch.Tensor) -> torch.Tensor:
+        return aggregate(
+            values_BT,
+            mask_BT,
+            config.loss_aggregation,
+            num_tokens=step.num_tokens,
+            num_sequences=step.num_sequences,
+            length=config.algo.dr_grpo_length or config.rollout.max_new_tokens,
+        )
+
+    inputs = _loss_input(config, batch, logprobs_BT)
+    policy = policy_loss_named(config.actor.policy_loss_type)(inputs)
+    correction = _correction(config, batch)
+    token_loss_BT = policy.loss_BT
+    if config.algo.advantage.is_correction_enable:
+        token_loss_BT = token_loss_BT * correction.factor_BT
+    policy_loss = agg(token_loss_BT)
+    loss = policy_loss
+    kl_BT = _kl(config, batch, logprobs_BT)
+    if config.algo.kl.use_loss:
+        loss = loss + kl_coef * agg(kl_BT)
+    if config.actor.entropy_coef > 0:
+        loss = loss - config.actor.entropy_coef * agg(entropy_BT)
+    return MicroBatchLoss(
+        loss=loss,
+        sums=_sums(policy_loss, policy, correction, _masked_sum(entropy_BT, mask_BT), _masked_sum(kl_BT, mask_BT)),
+        ratio_max=inputs.log_ratio_BT.detach().max().exp(),
+    )
+
+
+def filler_loss(logprobs_BT: torch.Tensor) -> MicroBatchLoss:
+    """Nothing, with a graph through the whole model, so that this rank takes part in the backward of the others."""
+    return MicroBatchLoss(
+        loss=logprobs_BT.sum() * 0.0,
+        sums=torch.zeros(len(SUMS), dtype=torch.float64, device=logprobs_BT.device),
+        ratio_max=torch.zeros((), device=logprobs_BT.device),
+    )
+
+
+def _loss_input(config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tensor) -> LossInput:
+    eps_low, eps_high = config.actor.clip_range
+    return LossInput(
+        logprobs_BT=logprobs_BT,
+        old_logprobs_BT=batch.old_logprobs_BT,
+        advantages_BT=batch.advantages_BT,
+        mask_BT=batch.tokens.action_mask_BT,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        dual_clip=config.actor.dual_clip,
+    )
+
+
+def _correction(config: Config, batch: ExperienceBatch) -> CorrectionOutput:
+    """Its statistics are wanted in any case: they show that engine and trainer agree."""
+    advantage = config.algo.advantage
+    low, high = advantage.is_correction_threshold
+    inputs = CorrectionInput(
+        old_logprobs_BT=batch.old_logprobs_BT,
+        rollout_logprobs_BT=batch.rollout_logprobs_BT,
+        mask_BT=batch.tokens.action_mask_BT,
+        low=low,
+        high=high,
+        constrained_B=batch.constrained_B,
+    )
+    return correct(inputs, advantage.is_correction_type)
+
+
+def _kl(config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tensor) -> torch.Tensor:
+    if batch.ref_logprobs_BT is None:
+        return torch.zeros_like(batch.advantages_BT)
+    return kl_estimate(logprobs_BT, batch.ref_logprobs_BT, config.algo.kl.estimator)
+
+
+def _masked_sum(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask_BT, values_BT.detach(), 0.0).sum()
+
+
+def _sums(
+    policy_loss: torch.Tensor,
+    policy: LossOutput,
+    correction: CorrectionOutput,
+    entropy_sum: torch.Tensor,
+    kl_sum: torch.Tensor,
+) -> torch.Tensor:
+    """In the order of ``SUMS``."""
+    values = (
+        policy_loss.detach(),
+        policy.num_tokens,
+        policy.clipped_sum,
+        policy.kl_sum,
+        policy.ratio_sum,
+        entropy_sum,
+        kl_sum,
+        correction.num_tokens,
+        correction.mismatch_sum,
+        correction.kl_sum,
+        correction.capped_sum,
+        correction.dropped_sum,
+    )
+    return torch.stack([value.to(torch.float64) for value in values])

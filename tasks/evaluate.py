@@ -1,0 +1,26 @@
+"""Scores of one policy version on the held-out prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from prefect import task
+
+from rlhf_core.telemetry import Stopwatch
+from tasks.options import TASK_OPTIONS
+from tasks.run import current_run
+
+
+@task(name="evaluate", task_run_name="evaluate {version}", **TASK_OPTIONS)
+async def evaluate(run_id: str, version: int) -> dict[str, float]:
+    """Evaluate policy version ``version``; one that is recorded stays."""
+    run = current_run(run_id)
+    recorded = await asyncio.to_thread(run.store.read_evaluation, version)
+    if recorded is None:
+        watch = Stopwatch()
+        parts, metrics = await run.session.heal(version, lambda: run.session.evaluate(version))
+        body = {"version": version, "parts": [asdict(part) for part in parts], "metrics": metrics, **watch.stamp()}
+        recorded = await asyncio.to_thread(run.store.write_evaluation, version, body)
+    return dict(recorded["metrics"])

@@ -1,0 +1,112 @@
+"""The tracker's view of the run, brought up to date from the log.
+
+A tracker that is away does not stop training: what it missed is told at the next call, and the last call insists.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from prefect import task
+
+from rlhf_core.errors import RlhfError
+from rlhf_core.lineage import CheckpointRecord, DatasetRecord
+from rlhf_core.records import Stage
+from rlhf_core.storage import CheckpointStore
+from rlhf_core.telemetry import get_logger
+from tasks.options import TASK_OPTIONS
+from tasks.run import OpenRun, current_run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+logger = get_logger(__name__)
+
+STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.EXPERIENCE, Stage.UPDATE)
+
+
+@task(name="lineage", **TASK_OPTIONS)
+async def track(run_id: str, insist: bool = False) -> str | None:
+    """Tell the tracker everything it does not know yet. Returns the page of its run.
+
+    Args:
+        run_id: of the open run.
+        insist: the run is over: what cannot be told now is an error.
+
+    Raises:
+        ConnectionError: the tracker did not take it, and ``insist``.
+    """
+    run = current_run(run_id)
+    try:
+        await asyncio.to_thread(_tell, run, insist)
+    except (RlhfError, OSError) as error:
+        if insist:
+            raise
+        logger.warning("the tracker will be told later: %s", error)
+    return run.tracker.url
+
+
+def iteration_metrics(run: OpenRun, iteration: int) -> dict[str, float]:
+    """Every metric of an iteration, and the seconds of its stages, from the manifests."""
+    metrics: dict[str, float] = {"policy_version": float(iteration + 1)}
+    for stage in STAGES:
+        found = run.store.stage(iteration, stage)
+        if found is None:
+            continue
+        body = found[0].body
+        metrics.update(body.get("metrics", {}))
+        metrics[f"seconds/{stage}"] = float(body["seconds"])
+        if stage is Stage.EXPERIENCE:
+            metrics.update({f"ledger/{name}": float(count) for name, count in body["ledger"].items()})
+            metrics["kl/coef"] = float(body["kl_coef"])
+    return metrics
+
+
+def _tell(run: OpenRun, over: bool) -> None:
+    tracker, store = run.tracker, run.store
+    body = store.read_run() or {}
+    code: Mapping[str, object] = body.get("code", {})
+    tags = {
+        "rlhf.storage": store.url,
+        "prefect.flow_run_id": str(body.get("flow_run_id")),
+        "git.revision": str(code.get("revision", "")),
+        "git.dirty": str(code.get("dirty", "")),
+        **{f"package.{name}": version for name, version in body.get("packages", {}).items()},
+    }
+    tracker.start(run.run_id, body.get("config", {}), tags)
+    done = store.completed_iterations()
+    for iteration in done:
+        if iteration >= tracker.logged_iterations():
+            tracker.log_iteration(iteration, iteration_metrics(run, iteration), [_dataset(run, iteration)])
+    for version in {0, *(iteration + 1 for iteration in done)}:
+        _tell_version(run, version)
+    if over:
+        tracker.finish(succeeded=True)
+
+
+def _dataset(run: OpenRun, iteration: int) -> DatasetRecord:
+    found = run.store.stage(iteration, Stage.ROLLOUT)
+    assert found is not None, "an iteration with an update has a rollout"
+    ref = found[1]
+    return DatasetRecord(f"{run.run_id}/rollout-{iteration:08d}", run.store.url_of(ref.path), ref.sha256, "rollout")
+
+
+def _tell_version(run: OpenRun, version: int) -> None:
+    evaluation = run.store.read_evaluation(version)
+    if evaluation is not None:
+        run.tracker.log_evaluation(version, evaluation["metrics"])
+    checkpoint = CheckpointStore(run.store).get(version) if version else None
+    if checkpoint is None:
+        return
+    run.tracker.log_checkpoint(
+        CheckpointRecord(
+            name=f"{run.run_id}-v{version:08d}",
+            version=version,
+            uri=run.store.url_of(f"checkpoints/v{version:08d}"),
+            digest=checkpoint["digest"],
+            parent=run.config.actor.model_name_or_path,
+            manifests=[_dataset(run, iteration).uri for iteration in range(version)],
+            metrics=evaluation["metrics"] if evaluation is not None else {},
+        )
+    )

@@ -1,0 +1,114 @@
+"""What people see in the UI: sample answers, metrics, progress, and the way to the tracker."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import (
+    acreate_link_artifact,
+    acreate_progress_artifact,
+    acreate_table_artifact,
+    aupdate_progress_artifact,
+)
+from prefect.logging import get_run_logger
+
+from rlhf_core.records import Part, Stage
+from tasks.lineage import iteration_metrics
+from tasks.options import TASK_OPTIONS
+from tasks.run import OpenRun, current_run
+from tasks.stages import required
+
+# Characters of a prompt or an answer in a table.
+CELL = 400
+
+# What an iteration's line in the log shows.
+HEADLINE = ("reward/mean", "rollout/length_mean", "rollout/tokens_per_second", "update/policy_loss", "update/grad_norm")
+
+
+@task(name="report", task_run_name="report {iteration}", **TASK_OPTIONS)
+async def report(run_id: str, iteration: int) -> dict[str, float]:
+    """Artifacts of an iteration: sample answers with rewards, and every metric."""
+    run = current_run(run_id)
+    _, rollout = await required(run, iteration, Stage.ROLLOUT)
+    _, reward = await required(run, iteration, Stage.REWARD)
+    rows = await run.session.heal(
+        iteration + 1, lambda: run.session.samples(rollout, reward, run.config.run.sample_rows)
+    )
+    metrics = await asyncio.to_thread(iteration_metrics, run, iteration)
+    await acreate_table_artifact(
+        key=artifact_key(run_id, "samples"),
+        table=[{**row, "prompt": cell(row["prompt"]), "answer": cell(row["answer"])} for row in rows],
+        description=f"Sample answers of iteration {iteration} of run {run_id}, best and worst first",
+    )
+    await acreate_table_artifact(
+        key=artifact_key(run_id, "metrics"),
+        table=[{"metric": name, "value": value} for name, value in sorted(metrics.items())],
+        description=f"Metrics of iteration {iteration} of run {run_id}",
+    )
+    line = "  ".join(f"{name}={metrics[name]:.4g}" for name in HEADLINE if name in metrics)
+    get_run_logger().info("iteration %d of %d: %s", iteration + 1, run.plan.iterations, line)
+    return {name: metrics[name] for name in HEADLINE if name in metrics}
+
+
+@task(name="report evaluation", task_run_name="report evaluation {version}", **TASK_OPTIONS)
+async def report_evaluation(run_id: str, version: int) -> None:
+    """Artifacts of an evaluation."""
+    run = current_run(run_id)
+    recorded = await asyncio.to_thread(run.store.read_evaluation, version)
+    if recorded is None:
+        return
+    parts = [Part(**part) for part in recorded["parts"]]
+    rows = await run.session.heal(version, lambda: run.session.eval_samples(parts, run.config.run.sample_rows))
+    metrics: dict[str, float] = recorded["metrics"]
+    await acreate_table_artifact(
+        key=artifact_key(run_id, "evaluation"),
+        table=[
+            *({"metric": name, "value": value} for name, value in sorted(metrics.items())),
+            *({"metric": "sample", **row, "prompt": cell(row["prompt"]), "answer": cell(row["answer"])} for row in rows),
+        ],
+        description=f"Evaluation of policy version {version} of run {run_id}",
+    )
+    get_run_logger().info(
+        "evaluation of version %d: %s", version, "  ".join(f"{k}={v:.4g}" for k, v in sorted(metrics.items()))
+    )
+
+
+class Progress:
+    """The progress artifact of a run."""
+
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
+        self._artifact: Any = None
+
+    async def show(self, iterations_done: int) -> None:
+        """Draw it."""
+        percent = 100.0 * iterations_done / max(1, self._run.plan.iterations)
+        if self._artifact is None:
+            self._artifact = await acreate_progress_artifact(
+                percent,
+                key=artifact_key(self._run.run_id, "progress"),
+                description=f"Iterations of run {self._run.run_id}",
+            )
+        else:
+            await aupdate_progress_artifact(self._artifact, percent)
+
+
+async def link_tracker(run_id: str, url: str | None) -> None:
+    """A link to the tracker's page, where it has one."""
+    if url is not None:
+        await acreate_link_artifact(
+            url, link_text="MLflow run", key=artifact_key(run_id, "mlflow"), description=f"MLflow run of {run_id}"
+        )
+
+
+def artifact_key(run_id: str, what: str) -> str:
+    """Prefect allows lower-case letters, digits and dashes."""
+    return re.sub(r"[^a-z0-9]+", "-", f"{run_id}-{what}".lower()).strip("-")
+
+
+def cell(text: str) -> str:
+    """A text as a table cell."""
+    return text if len(text) <= CELL else f"{text[:CELL]} … ({len(text)} characters)"

@@ -1,0 +1,255 @@
+"""Opening and closing a run: what the configuration, the log and the cluster say must fit together before anything is done.
+
+Several flows of one process (a run and its iterations) share the run's open session; a retried iteration opens its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rlhf_core.cluster.connect import connect
+from rlhf_core.cluster.context import WorkerContext, open_store
+from rlhf_core.cluster.groups import ActorGroups
+from rlhf_core.cluster.placement import place
+from rlhf_core.cluster.session import RunSession, cores
+from rlhf_core.config import Config, load_config, parse_config
+from rlhf_core.errors import ConfigError
+from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
+from rlhf_core.storage import CheckpointStore, LeaseOwner, RunStore, acquire
+from rlhf_core.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from rlhf_core.cluster.rollout_worker import DataFacts
+
+logger = get_logger(__name__)
+
+Resume = Literal["must", "if-present", "never"]
+
+# Sections that say how a run is operated, not what it computes: they may change between two attempts.
+OPERATIONAL = ("run", "logger", "storage")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """What the whole run will do; fixed when it first starts."""
+
+    prompts: int
+    dropped: int
+    fingerprint: str
+    iterations: int
+    total_steps: int
+
+
+@dataclass(slots=True)
+class OpenRun:
+    """A run that this process works on."""
+
+    run_id: str
+    config: Config
+    store: RunStore
+    session: RunSession
+    plan: RunPlan
+    tracker: Tracker
+
+
+_OPEN: dict[str, OpenRun] = {}
+
+
+def current_run(run_id: str) -> OpenRun:
+    """The open run; tasks look it up instead of carrying it."""
+    return _OPEN[run_id]
+
+
+@asynccontextmanager
+async def opened(
+    config: Config, run_id: str, resume: Resume = "if-present", flow_run_id: str | None = None
+) -> AsyncIterator[OpenRun]:
+    """The run, with all its processes; shared with flows of this process that opened it already.
+
+    Args:
+        config: checked configuration.
+        run_id: names the run in storage, in Ray and in the tracker.
+        resume: ``must``: it has to exist; ``never``: it must not; ``if-present``: either.
+        flow_run_id: of the flow run that asks: its own retry may resume even with ``never``.
+
+    Raises:
+        ConfigError: the run's log and the request do not fit; the message says where they differ.
+        LeaseError: another process works on the run.
+    """
+    if run_id in _OPEN:
+        yield _OPEN[run_id]
+        return
+    run = await _open(config, run_id, resume, flow_run_id)
+    _OPEN[run_id] = run
+    succeeded = False
+    try:
+        yield run
+        succeeded = True
+    finally:
+        del _OPEN[run_id]
+        await run.session.close(keep_actors=not succeeded)
+
+
+@asynccontextmanager
+async def open_stored(run_id: str, storage_root: str) -> AsyncIterator[OpenRun]:
+    """A run that exists already, with the configuration it was started with."""
+    if run_id in _OPEN:
+        yield _OPEN[run_id]
+        return
+    config = await asyncio.to_thread(stored_config, RunStore(run_id, storage_root))
+    async with opened(config, run_id, "must") as run:
+        yield run
+
+
+def resolve_config(config: str | dict[str, Any], overrides: Sequence[str]) -> Config:
+    """The checked configuration of a flow's parameters: a file's name, or the mapping itself."""
+    return load_config(config, overrides) if isinstance(config, str) else parse_config(config, overrides)
+
+
+def default_run_id(flow_run_name: str, flow_run_id: str) -> str:
+    """Readable, unique, and the same when the flow run is retried."""
+    return f"{flow_run_name}-{flow_run_id[:8]}"
+
+
+def iterations_to_do(run: OpenRun) -> list[int]:
+    """What is left, by the log: an iteration is done when its update, and what was due after it, are recorded."""
+    newest = run.store.newest_update()
+    if newest is None:
+        return list(range(run.plan.iterations))
+    iteration = newest[0]
+    version = iteration + 1
+    evaluated = not evaluation_due(run, version) or run.store.read_evaluation(version) is not None
+    saved = not checkpoint_due(run, version) or version in CheckpointStore(run.store).versions()
+    return list(range(iteration if not (evaluated and saved) else version, run.plan.iterations))
+
+
+def checkpoint_due(run: OpenRun, version: int) -> bool:
+    """True if this version is to be saved: every ``ckpt.save_steps``, and the last."""
+    every = run.config.ckpt.save_steps
+    return version == run.plan.iterations or (every > 0 and version % every == 0)
+
+
+def evaluation_due(run: OpenRun, version: int) -> bool:
+    """True if this version is to be evaluated: the first, the last, and every ``eval.steps``."""
+    evaluation = run.config.eval
+    if not evaluation.dataset:
+        return False
+    return version in (0, run.plan.iterations) or (evaluation.steps > 0 and version % evaluation.steps == 0)
+
+
+def stored_config(store: RunStore) -> Config:
+    """The configuration a run was started with.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    body = store.read_run()
+    if body is None:
+        raise ConfigError(f"no run at {store.url}: check the run_id and storage.root")
+    return parse_config(body["config"], source=store.url_of("run.json"))
+
+
+def check_resume(body: dict[str, Any] | None, config: Config, store: RunStore, resume: Resume, flow_run_id: str | None) -> None:
+    """Refuse a start that does not fit what the log holds."""
+    if body is None:
+        if resume == "must":
+            raise ConfigError(f"resume=must, but there is no run at {store.url}: check run_id and storage.root")
+        return
+    if resume == "never" and body.get("flow_run_id") != flow_run_id:
+        raise ConfigError(f"resume=never, but a run exists at {store.url}: choose another run_id, or resume=if-present")
+    changed = different_keys(body["config"], config.model_dump(mode="json"))
+    if changed:
+        listed = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in sorted(changed.items()))
+        raise ConfigError(
+            f"{store.url} was started with another configuration ({listed}): resume with the same, or choose another run_id"
+        )
+
+
+def different_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+    """Dotted keys with different values, without operational sections."""
+    changed: dict[str, tuple[Any, Any]] = {}
+    for key in old.keys() | new.keys():
+        path = prefix + key
+        if path in OPERATIONAL:
+            continue
+        before, after = old.get(key), new.get(key)
+        if isinstance(before, dict) and isinstance(after, dict):
+            changed.update(different_keys(before, after, f"{path}."))
+        elif before != after:
+            changed[path] = (before, after)
+    return changed
+
+
+async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | None) -> OpenRun:
+    store = open_store(config, run_id)
+    await asyncio.to_thread(store.objects.probe)
+    body = await asyncio.to_thread(store.read_run)
+    check_resume(body, config, store, resume, flow_run_id)
+    resources = await asyncio.to_thread(connect, config.run.ray_address)
+    placement = place(config, resources)
+    lease = await asyncio.to_thread(acquire, store, LeaseOwner.of_this_process(), config.run.lease_seconds)
+    context = WorkerContext(
+        run_id=run_id,
+        config=config,
+        device=placement.device,
+        workdir=str(Path.cwd()),
+        model_cache=str(Path(os.environ.get("RLHF_HOME", ".rlhf")).absolute() / "models"),
+    )
+    session = RunSession(context, ActorGroups(context, placement, cores()), lease)
+    plan: RunPlan | None = None
+
+    async def plan_steps(facts: DataFacts) -> int:
+        nonlocal plan
+        plan = make_plan(config, facts)
+        if body is None:
+            await asyncio.to_thread(store.write_run, run_document(config, run_id, plan, flow_run_id))
+        elif body["plan"] != asdict(plan):
+            raise ConfigError(
+                f"{store.url}: the prompts are not those the run was started with "
+                f"({different_keys(body['plan'], asdict(plan))}): restore data.prompt_dataset, or choose another run_id"
+            )
+        return plan.total_steps
+
+    try:
+        await session.open(plan_steps)
+        tracker = make_tracker(config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment)
+    except BaseException:
+        await session.close(keep_actors=False)
+        raise
+    assert plan is not None, "session.open asks for the plan"
+    return OpenRun(run_id, config, store, session, plan, tracker)
+
+
+def make_plan(config: Config, facts: DataFacts) -> RunPlan:
+    """Iterations and optimizer steps of the whole run.
+
+    Batches do not cross epochs: the last one of each is short where the prompts do not divide.
+    """
+    batches = -(-facts.prompts // config.rollout.batch_size)
+    iterations = config.train.num_episodes * batches
+    if config.train.max_iterations is not None:
+        iterations = min(iterations, config.train.max_iterations)
+    steps = -(-config.samples_per_iteration // config.samples_per_step) * config.train.max_epochs
+    return RunPlan(facts.prompts, facts.dropped, facts.fingerprint, iterations, iterations * steps)
+
+
+def run_document(config: Config, run_id: str, plan: RunPlan, flow_run_id: str | None) -> dict[str, Any]:
+    """``run.json``."""
+    return {
+        "run_id": run_id,
+        "flow_run_id": flow_run_id,
+        "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": config.train.seed,
+        "config": config.model_dump(mode="json"),
+        "plan": asdict(plan),
+        "code": code_revision(),
+        "packages": package_versions(),
+    }

@@ -1,0 +1,59 @@
+"""What every stage task does around its work: believe the manifest if there is one, write it last if there is none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import StorageError
+from rlhf_core.records import Part, Stage, StageManifest, StageRef
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tasks.run import OpenRun
+
+
+async def finished(run: OpenRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef] | None:
+    """The stage's manifest, if it is done."""
+    return await asyncio.to_thread(run.store.stage, iteration, stage)
+
+
+async def required(run: OpenRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef]:
+    """The manifest of a stage that must be done.
+
+    Raises:
+        StorageError: it is not.
+    """
+    found = await finished(run, iteration, stage)
+    if found is None:
+        raise StorageError(f"{run.store.url}: stage {stage} of iteration {iteration} has no manifest; run it first")
+    return found
+
+
+async def commit(
+    run: OpenRun,
+    iteration: int,
+    stage: Stage,
+    parts: Sequence[Part],
+    inputs: Sequence[StageRef],
+    body: dict[str, Any],
+) -> StageRef:
+    """Write the manifest: the stage is done."""
+    manifest = StageManifest(
+        run_id=run.run_id,
+        iteration=iteration,
+        stage=stage,
+        parts=tuple(parts),
+        rows=sum(part.rows for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        policy_version=iteration,
+        inputs={ref.stage: ref.sha256 for ref in inputs},
+        body=body,
+    )
+    return await asyncio.to_thread(run.store.commit, manifest)
+
+
+def small(ref: StageRef) -> dict[str, Any]:
+    """A reference as a task's result: small JSON."""
+    return {"stage": str(ref.stage), "iteration": ref.iteration, "manifest": ref.path, "sha256": ref.sha256, "rows": ref.rows}

@@ -1,0 +1,192 @@
+"""What the training tests share: rows, a configuration, a naive gradient to compare with, and real ranks to run on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import traceback
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from rlhf_core.config import parse_config
+from rlhf_core.records import ActionRange, Experience
+
+ANSWER_S = 240
+
+
+class RankPool:
+    """Processes that stay up and run one function after another on all ranks: imports are paid once."""
+
+    def __init__(self, world_size):
+        context = multiprocessing.get_context("spawn")
+        port = _free_port()
+        self.pipes, self.processes = [], []
+        for rank in range(world_size):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, rank, world_size, port), daemon=True)
+            process.start()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def run(self, function, *args, **kwargs):
+        """Call ``function(rank, ...)`` on every rank: the results, by rank."""
+        for pipe in self.pipes:
+            pipe.send((function, args, kwargs))
+        results = []
+        for rank, pipe in enumerate(self.pipes):
+            assert pipe.poll(ANSWER_S), f"rank {rank} gave no answer in {ANSWER_S} s"
+            ok, result = pipe.recv()
+            assert ok, f"rank {rank}:\n{result}"
+            results.append(result)
+        return results
+
+    def close(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.processes:
+            process.join(10)
+            process.kill()
+
+
+def _serve(pipe, rank, world_size, port):
+    from rlhf_core.training.ranks import RankInfo, init_distributed
+
+    info = RankInfo(rank, world_size, rank, "127.0.0.1", port, "cpu", num_threads=1)
+    init_distributed(info, timeout=60)
+    while (call := pipe.recv()) is not None:
+        function, args, kwargs = call
+        try:
+            pipe.send((True, function(info, *args, **kwargs)))
+        except Exception:
+            pipe.send((False, traceback.format_exc()))
+            return
+
+
+def _free_port():
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def config(*overrides):
+    base = {
+        "actor": {"model_name_or_path": "tiny", "lr_scheduler": "constant", "lr_warmup_ratio": 0.0, "max_norm": 1e9},
+        "data": {"prompt_dataset": "prompts.jsonl"},
+        "reward": {"functions": [{"use": "digits"}]},
+        "rollout": {"batch_size": 2, "n_samples_per_prompt": 4},
+        "ds": {"zero_stage": 2, "param_dtype": "fp32"},
+    }
+    return parse_config(base, ["actor.adam.lr=1e-3", *overrides])
+
+
+def experience(index, num_actions, prompt=3, temperature=1.0, seed=0):
+    """A row whose old and rollout log-probs are near those of a random model."""
+    length = prompt + num_actions
+    rng = np.random.default_rng([seed, index])
+
+    def on_actions(values):
+        values_T = np.zeros(length, dtype=np.float32)
+        values_T[prompt:] = values
+        return values_T
+
+    old = -5.8 + 0.1 * rng.standard_normal(num_actions)
+    return Experience(
+        group_id=f"g{index // 4}",
+        sample_index=index % 4,
+        segment_index=0,
+        token_ids=rng.integers(0, 256, length).astype(np.int32),
+        action_ranges=(ActionRange(prompt, length),) if num_actions else (),
+        rollout_logprobs=on_actions(old + 0.05 * rng.standard_normal(num_actions)),
+        old_logprobs=on_actions(old),
+        ref_logprobs=None,
+        values=None,
+        advantages=on_actions(rng.standard_normal()),
+        returns=on_actions(0.0),
+        reward=0.0,
+        shaped_reward=0.0,
+        temperature=temperature,
+        constrained=False,
+    )
+
+
+def experiences(lengths=range(1, 9), **changes):
+    """Rows of 1, 2 ... 8 action tokens."""
+    return [experience(i, n, **changes) for i, n in enumerate(lengths)]
+
+
+def with_own_logprobs(rows, logprobs):
+    """The rows with log-probs of the policy itself as old and rollout log-probs."""
+    return [replace(row, old_logprobs=lp, rollout_logprobs=lp) for row, lp in zip(rows, logprobs, strict=True)]
+
+
+def naive_logprobs(model, row):
+    """Hugging Face's whole forward pass on one unpadded row: log-probs of the action tokens, with a graph."""
+    ids_1T = torch.from_numpy(row.token_ids.astype(np.int64))[None]
+    logp_TV = (model(input_ids=ids_1T).logits[0].float() / row.temperature).log_softmax(-1)
+    [(start, end)] = row.action_ranges
+    positions = torch.arange(start, end)
+    return logp_TV[positions - 1, ids_1T[0, positions]]
+
+
+def naive_gradient(model_path, rows):
+    """By hand: PPO's token-mean loss over all rows at once, clip range .2, no correction. Name to gradient."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    losses = []
+    for row in rows:
+        [(start, end)] = row.action_ranges
+        ratio = (naive_logprobs(model, row) - torch.from_numpy(row.old_logprobs[start:end])).exp()
+        advantage = torch.from_numpy(row.advantages[start:end])
+        losses.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    torch.cat(losses).mean().backward()
+    return {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+
+
+def largest_difference(gradient, expected):
+    assert gradient.keys() == expected.keys()
+    assert max(np.abs(g).max() for g in expected.values()) > 1e-3  # there is something to compare
+    return max(np.abs(gradient[name] - expected[name]).max() for name in expected)
+
+
+# --- what the ranks run ----------------------------------------------------------------------------------------------
+
+
+def make_trainer(rank, model, overrides=(), total_steps=100):
+    from rlhf_core.training.policy import PolicyTrainer
+
+    ranks = f"actor.num_gpus_per_node={rank.world_size}"
+    return PolicyTrainer(config(ranks, *overrides), model, rank, total_steps)
+
+
+def gradient(rank, model, rows, overrides=()):
+    """The gradient of one optimizer step, before the optimizer sees it. Name to array, the same on every rank."""
+    from deepspeed.utils import safe_get_full_grad
+
+    trainer = make_trainer(rank, model, overrides)
+    [step] = trainer.plan(rows, iteration=0)
+    trainer.engine.train()
+    trainer.accumulate(step, rows, kl_coef=0.0)
+    return {name: safe_get_full_grad(p).detach().numpy() for name, p in trainer.causal_lm.named_parameters()}
+
+
+def logprobs(rank, model, rows, overrides=()):
+    return make_trainer(rank, model, overrides).logprobs(rows)
+
+
+def reference_logprobs(rank, model, rows, overrides=()):
+    from rlhf_core.training.reference import ReferenceModel
+
+    return ReferenceModel(config(*overrides), model, rank).logprobs(rows)
+
+
+def updates(rank, model, batches, overrides=()):
+    """One update a batch: the reports, and the digest before the first and after each one."""
+    trainer = make_trainer(rank, model, overrides)
+    digests, reports = [trainer.weight_digest()], []
+    for iteration, rows in enumerate(batches):
+        reports.append(trainer.update(rows, iteration))
+        digests.append(trainer.weight_digest())
+    return reports, digests

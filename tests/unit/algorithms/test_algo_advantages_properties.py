@@ -1,0 +1,165 @@
+"""Every estimator against a plain numpy loop, over random groups, segments, masks, step rewards and KL."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_core.algorithms.advantages import AdvantageInput, compute_advantages
+from rlhf_core.algorithms.estimators import ESTIMATORS
+
+pytestmark = pytest.mark.golden
+
+EXAMPLES = settings(max_examples=40, deadline=None, derandomize=True)
+NAMES = sorted(ESTIMATORS)
+
+
+@st.composite
+def cases(draw):
+    """A batch as a table of rows, and the settings to run it with."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    group_sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    coarse = draw(st.booleans())  # rewards that are often equal
+    name = draw(st.sampled_from(NAMES))
+    width = draw(st.integers(1, 12))
+    rows = []
+    for group, size in enumerate(group_sizes):
+        for sample in range(size):
+            reward = float(rng.integers(0, 2)) if coarse else float(rng.normal())
+            for _ in range(rng.integers(1, 3)):
+                mask = rng.random(width) < rng.choice([0.0, 0.5, 1.0], p=[0.1, 0.6, 0.3])
+                steps = [(int(t), float(rng.normal())) for t in np.flatnonzero(mask) if rng.random() < 0.3]
+                rows.append(SimpleNamespace(group=group, sample=sample, reward=reward, mask=mask, steps=steps,
+                                            kl=rng.normal(size=width), values=rng.normal(size=width)))  # fmt: skip
+    free = ESTIMATORS[name].free_gamma
+    return SimpleNamespace(
+        name=name,
+        rows=rows,
+        gamma=float(rng.choice([1.0, 0.9])) if free else 1.0,
+        lambd=float(rng.choice([1.0, 0.95])),
+        kl_coef=float(rng.choice([0.0, 0.1])),
+        no_std_norm=bool(rng.integers(0, 2)),
+    )
+
+
+def computed(case, rows, dtype=torch.float64):
+    def stack(name):
+        return torch.tensor(np.array([getattr(r, name) for r in rows]), dtype=dtype)
+
+    batch = AdvantageInput(
+        rewards_B=stack("reward"),
+        group_keys=[r.group for r in rows],
+        sample_keys=[r.sample for r in rows],
+        mask_BT=stack("mask").bool(),
+        step_rewards=[r.steps for r in rows],
+        kl_BT=stack("kl"),
+        values_BT=stack("values"),
+    )
+    keep = {"gamma": case.gamma, "lambd": case.lambd, "kl_coef": case.kl_coef, "no_std_norm": case.no_std_norm}
+    return compute_advantages(batch, ESTIMATORS[case.name], **keep)
+
+
+def shape(name, reward, group):
+    """Shaped reward of one episode, from the list of its group's rewards."""
+    n, mean = len(group), sum(group) / len(group)
+    if name in ("gae", "reinforce"):
+        return reward
+    if max(group) == min(group):
+        return 0.0
+    if name == "rloo":
+        return reward - (sum(group) - reward) / (n - 1)
+    if name == "group_norm":
+        return (reward - mean) / (np.sqrt(sum((r - mean) ** 2 for r in group) / (n - 1)) + 1e-9)
+    return reward - mean
+
+
+def row_by_hand(case, row, shaped):
+    """(advantages, returns) of one row before whitening."""
+    width, actions = len(row.mask), np.flatnonzero(row.mask)
+    advantages, returns = np.zeros(width), np.zeros(width)
+    steps = dict(row.steps) if case.name in ("gae", "reinforce") else {}
+    rest, following, next_value = shaped - sum(steps.values()), 0.0, 0.0
+    for t in actions[::-1]:
+        reward = steps.get(t, 0.0) + (rest if t == actions[-1] else 0.0) - case.kl_coef * row.kl[t]
+        if case.name == "gae":
+            delta = reward + case.gamma * next_value - row.values[t]
+            following = delta + case.gamma * case.lambd * following
+            next_value = row.values[t]
+            advantages[t], returns[t] = following, following + row.values[t]
+        else:
+            following = reward + case.gamma * following
+            advantages[t] = returns[t] = following
+    return advantages, returns
+
+
+def by_hand(case):
+    rewards = {(r.group, r.sample): r.reward for r in case.rows}
+    pairs = []
+    for row in case.rows:
+        group = [reward for (g, _), reward in rewards.items() if g == row.group]
+        pairs.append(row_by_hand(case, row, shape(case.name, row.reward, group)))
+    advantages, returns = (np.array(column) for column in zip(*pairs, strict=True))
+    mask = np.array([r.mask for r in case.rows])
+    if case.name in ("gae", "reinforce", "reinforce_baseline") and mask.any():
+        tokens = advantages[mask]
+        scale = 1.0 if case.no_std_norm else np.sqrt(max(tokens.var(), 1e-8))
+        advantages[mask] = (tokens - tokens.mean()) / scale
+    return advantages, returns
+
+
+@EXAMPLES
+@given(cases())
+def test_equals_a_plain_loop(case):
+    advantages, returns = by_hand(case)
+
+    result = computed(case, case.rows)
+
+    np.testing.assert_allclose(result.advantages_BT, advantages, atol=1e-6, rtol=1e-6)
+    np.testing.assert_allclose(result.returns_BT, returns, atol=1e-6, rtol=1e-6)
+
+
+@EXAMPLES
+@given(cases(), st.randoms(use_true_random=False))
+def test_order_of_rows_does_not_show(case, random):
+    order = random.sample(range(len(case.rows)), len(case.rows))
+
+    straight, shuffled = computed(case, case.rows), computed(case, [case.rows[i] for i in order])
+
+    for field in dataclasses.fields(straight):
+        expected = getattr(straight, field.name)[order]
+        torch.testing.assert_close(getattr(shuffled, field.name), expected, atol=1e-6, rtol=0, msg=field.name)
+
+
+@EXAMPLES
+@given(cases(), st.integers(0, 5), st.integers(0, 5))
+def test_padding_does_not_show(case, left, right):
+    def padded(row):
+        def pad(values, fill):
+            return np.concatenate([np.full(left, fill), values, np.full(right, fill)])
+
+        return SimpleNamespace(
+            group=row.group, sample=row.sample, reward=row.reward, steps=[(t + left, r) for t, r in row.steps],
+            mask=pad(row.mask, False), kl=pad(row.kl, np.nan), values=pad(row.values, np.nan),
+        )  # fmt: skip
+
+    plain, wide = computed(case, case.rows), computed(case, [padded(row) for row in case.rows])
+
+    width = plain.advantages_BT.shape[1]
+    torch.testing.assert_close(wide.advantages_BT[:, left : left + width], plain.advantages_BT, atol=1e-6, rtol=0)
+    torch.testing.assert_close(wide.returns_BT[:, left : left + width], plain.returns_BT, atol=1e-6, rtol=0)
+    assert not wide.advantages_BT[:, :left].any()
+
+
+@EXAMPLES
+@given(cases())
+def test_case_52_splitting_an_episode_changes_no_group(case):
+    """Each row again as one more segment: shaped rewards, group means and stds stay."""
+    plain, split = computed(case, case.rows), computed(case, [row for row in case.rows for _ in range(2)])
+
+    torch.testing.assert_close(split.shaped_B[::2], plain.shaped_B, atol=1e-9, rtol=0)
+    torch.testing.assert_close(split.group_mean_B[::2], plain.group_mean_B, atol=1e-9, rtol=0)
+    torch.testing.assert_close(split.group_std_B[::2], plain.group_std_B, atol=1e-9, rtol=0)
