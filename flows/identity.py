@@ -19,7 +19,7 @@ import types
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import Flow, Task, flow, get_client
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
@@ -75,7 +75,7 @@ async def _deployed_run(
         parent_task_run_id=await _tracking_task(client, child, key),
     )
     if flow_run.state is not None and flow_run.state.type is not StateType.PENDING:
-        again = Pending(name="Retrying")
+        again: State[Any] = Pending(name="Retrying")
         await client.set_flow_run_state(flow_run.id, again, force=True)
         flow_run.state = again
     return flow_run
@@ -103,4 +103,4 @@ def _keyed(child: Flow[..., Any], key: str, name: str) -> Flow[..., Any]:
     function.__annotations__ = child.fn.__annotations__
     function.__module__ = child.fn.__module__
     function.__qualname__ = f"{child.fn.__qualname__}_{key}"
-    return flow(function, name=child.name, flow_run_name=name, validate_parameters=False)
+    return flow(name=child.name, flow_run_name=name, validate_parameters=False)(function)

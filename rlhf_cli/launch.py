@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
 from prefect import get_client
-from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId, LogFilterLevel
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterKey,
+    LogFilter,
+    LogFilterFlowRunId,
+    LogFilterLevel,
+)
 from prefect.deployments import arun_deployment
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from rlhf_cli.views import curve, printable, samples_table
 from rlhf_core.config import load_config
-from rlhf_core.records import Part, Stage
+from rlhf_core.records import Stage
 from rlhf_core.storage import RunStore, trajectories
+from tasks.report import artifact_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
 
 DEPLOYMENT = "rlhf/train"
 POLL_SECONDS = 0.5
+SAMPLES = 2
 # What people know the stages as; the manifest of the experience is the advantage task's.
 STAGES = {
     Stage.ROLLOUT: "rollout",
@@ -58,7 +67,7 @@ async def launch_and_follow(
         await _print_errors(out, flow_run.id)
         out.print("its log is kept: the same command with the same --run-id goes on where it stopped")
         return False
-    await asyncio.to_thread(_summary, out, stack, store, url)
+    await asyncio.to_thread(_summary, out, store, url, await _tracker_url(run_id))
     return True
 
 
@@ -98,7 +107,9 @@ def _position(store: RunStore) -> dict[str, Any] | None:
     if newest is not None:
         metrics = _metrics(store, newest[0])
         numbers = f"reward {metrics['reward/mean']:.3f}  {metrics['rollout/tokens_per_second']:.0f} tok/s"
-    stage = next((name for s, name in STAGES.items() if store.stage(done, s) is None), "update") if done < total else "done"
+    stage = (
+        next((name for s, name in STAGES.items() if store.stage(done, s) is None), "update") if done < total else "done"
+    )
     return {"completed": done, "total": total, "description": f"{stage:<9}", "numbers": numbers}
 
 
@@ -111,7 +122,7 @@ def _metrics(store: RunStore, iteration: int) -> dict[str, float]:
     return metrics
 
 
-def _summary(out: Console, stack: Stack, store: RunStore, url: str) -> None:
+def _summary(out: Console, store: RunStore, url: str, tracker_url: str | None) -> None:
     rewards = [_metrics(store, iteration)["reward/mean"] for iteration in store.completed_iterations()]
     out.print("\nmean reward")
     for line in curve(rewards):
@@ -129,19 +140,26 @@ def _summary(out: Console, stack: Stack, store: RunStore, url: str) -> None:
     out.print(samples_table("before", _samples(store, first_eval, 0)))
     out.print(samples_table("after", _samples(store, last_eval, last - 1)))
     out.print(f"Prefect       {url}", soft_wrap=True)
-    out.print(f"MLflow        {stack.mlflow_url}  (experiment rlhf, run {store.run_id})", soft_wrap=True)
+    out.print(f"MLflow        {tracker_url or 'no tracker'}", soft_wrap=True)
     out.print(f"trajectories  {store.url_of('iterations')}   (rlhf trajectories {store.run_id})", soft_wrap=True)
     out.print(f"checkpoints   {store.url_of('checkpoints')}", soft_wrap=True)
 
 
 def _samples(store: RunStore, evaluation: dict[str, Any] | None, iteration: int) -> list[dict[str, Any]]:
     """A few answers: to held-out prompts where there are some, else of an iteration."""
-    if evaluation is None:
-        found: list[dict[str, Any]] = trajectories(store, iteration, limit=2).to_pylist()
-        return found
-    rows = store.read_trajectories([Part(**part) for part in evaluation["parts"]])
-    picked = sorted(rows, key=lambda row: row.key)[:2]
-    return [{"prompt": row.prompt, "answer": row.answer, "reward": None} for row in picked]
+    if evaluation is not None:
+        return list(evaluation["samples"][:SAMPLES])
+    found: list[dict[str, Any]] = trajectories(store, iteration, limit=SAMPLES).to_pylist()
+    return found
+
+
+async def _tracker_url(run_id: str) -> str | None:
+    """The tracker's page, from the link artifact of the run."""
+    key = ArtifactFilter(key=ArtifactFilterKey(any_=[artifact_key(run_id, "mlflow")]))
+    async with get_client() as client:
+        found = await client.read_artifacts(artifact_filter=key, limit=1)
+    match = re.search(r"\((http[^)]+)\)", str(found[0].data)) if found else None
+    return match[1] if match else None
 
 
 async def _print_errors(out: Console, flow_run_id: UUID) -> None:

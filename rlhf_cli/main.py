@@ -6,8 +6,9 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -65,17 +66,22 @@ def train(
     config: ConfigFile,
     overrides: Overrides = None,
     run_id: RunId = None,
-    resume: Annotated[str, typer.Option(help="must, if-present or never.")] = "if-present",
+    resume: Annotated[Literal["must", "if-present", "never"], typer.Option()] = "if-present",
 ) -> None:
     """Run the training flow in this process: on the local stack if it is up, else without any server."""
     from rlhf_core.config import load_config
 
     load_config(config, overrides or [])  # a mistake shows before anything starts
-    if not use_stack(Stack.here()) and "PREFECT_API_URL" not in os.environ:
-        os.environ["PREFECT_API_URL"] = ""  # a temporary server of this process, whatever prefect.toml names
-    from flows.train import train as train_flow
+    stack = Stack.here()
+    served = use_stack(stack) or "PREFECT_API_URL" in os.environ
+    with nullcontext() if served else stack.temporary_server():
+        from flows.train import train as train_flow  # reads the settings as it is imported
+        from rlhf_core.cluster.connect import disconnect
 
-    result = asyncio.run(train_flow(config, overrides or [], run_id, resume))  # type: ignore[arg-type]
+        try:
+            result = asyncio.run(train_flow(config, overrides or [], run_id, resume))
+        finally:
+            disconnect()
     out.print_json(json.dumps(result))
 
 
@@ -127,7 +133,8 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 
     from rlhf_core.config import load_config
 
-    out.print(yaml.safe_dump(load_config(config, overrides or []).model_dump(mode="json"), sort_keys=False), soft_wrap=True)
+    tree = load_config(config, overrides or []).model_dump(mode="json")
+    out.print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), markup=False, soft_wrap=True, end="")
 
 
 @config_app.command("check")
@@ -137,7 +144,7 @@ def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
     from rlhf_core.config import load_config
 
     checked = load_config(config, overrides or [])
-    resources: dict[str, float] = {"CPU": float(os.cpu_count() or 1), "GPU": float(_gpus())}
+    resources: dict[str, float] = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(_gpus())}
     placement = place(checked, resources)
     out.print(f"{config}: valid; on this machine ({placement.device}):")
     for line in placement.describe(checked):
@@ -164,7 +171,7 @@ def _gpus() -> int:
         return 0
     import torch
 
-    return torch.cuda.device_count()
+    return int(torch.cuda.device_count())
 
 
 def main() -> None:

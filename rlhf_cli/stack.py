@@ -22,7 +22,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from dataclasses import asdict, dataclass, field
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ import psutil
 from rlhf_core.errors import RlhfError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 POOL = "rlhf"
 HOST = "127.0.0.1"
@@ -52,14 +53,13 @@ class Ports:
     mlflow: int = 5000
     ray: int = 6379
 
-    @classmethod
-    def from_environment(cls) -> Ports:
-        """The defaults, unless the environment says otherwise."""
-        return cls(
-            prefect=int(os.environ.get("RLHF_PREFECT_PORT", cls.prefect)),
-            mlflow=int(os.environ.get("RLHF_MLFLOW_PORT", cls.mlflow)),
-            ray=int(os.environ.get("RLHF_RAY_PORT", cls.ray)),
-        )
+    def with_environment(self) -> Ports:
+        """These ports, unless the environment says otherwise.
+
+        Raises:
+            StackError: what it says is no port.
+        """
+        return Ports(**{name: _port_from_environment(name, port) for name, port in asdict(self).items()})
 
 
 @dataclass
@@ -73,13 +73,19 @@ class Stack:
 
     @classmethod
     def here(cls) -> Stack:
-        """The stack of the current folder, with what is recorded of it."""
+        """The stack of the current folder, with what is recorded of it.
+
+        A part that runs keeps its port; for the others the environment decides, then the record.
+        """
         home = rlhf_home()
         try:
             recorded = json.loads((home / "stack.json").read_text())
-        except (FileNotFoundError, json.JSONDecodeError):
-            return cls(home, Path.cwd(), Ports.from_environment())
-        return cls(home, Path(recorded["project"]), Ports(**recorded["ports"]), recorded["pids"])
+            stack = cls(home, Path(recorded["project"]), Ports(**recorded["ports"]), dict(recorded["pids"]))
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return cls(home, Path.cwd(), Ports().with_environment())
+        running = {name: port for name, port in asdict(stack.ports).items() if stack.is_alive(name)}
+        stack.ports = replace(stack.ports.with_environment(), **running)
+        return stack
 
     @property
     def prefect_url(self) -> str:
@@ -136,7 +142,10 @@ class Stack:
             self._wait_for(name)
         if started:
             say(f"started {', '.join(started)}")
-        self._run("work pool", [*_python("prefect"), "--no-prompt", "work-pool", "create", POOL, "--type", "process", "--overwrite"])
+        self._run(
+            "work pool",
+            [*_python("prefect"), "--no-prompt", "work-pool", "create", POOL, "--type", "process", "--overwrite"],
+        )
         if not self.is_alive("worker"):
             self._spawn("worker", [*_python("prefect"), "worker", "start", "--pool", POOL, "--type", "process"])
             say("started worker")
@@ -147,6 +156,43 @@ class Stack:
         say(f"MLflow   {self.mlflow_url}")
         say(f"Ray      {HOST}:{self.ports.ray}")
 
+    @contextmanager
+    def temporary_server(self) -> Iterator[None]:
+        """A Prefect server that ends with the block, for a process that runs a flow with no stack.
+
+        It keeps its history where the stack's server does, so that the runs show there later.
+        """
+        lone = Stack(self.home, self.project, replace(self.ports, prefect=free_port()))
+        self.home.mkdir(parents=True, exist_ok=True)
+        log = self.home / "logs" / "prefect-temporary.log"
+        log.parent.mkdir(exist_ok=True)
+        names = (
+            "RAY_ADDRESS",
+            "RAY_AUTH_MODE",
+            "RAY_AUTH_TOKEN_PATH",
+            "MLFLOW_TRACKING_URI",
+        )  # of servers that are down
+        environment = {name: value for name, value in lone.environment.items() if name not in names}
+        with log.open("ab") as out:
+            process = subprocess.Popen(
+                lone._command("prefect"),
+                stdout=out,
+                stderr=out,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **environment},
+                start_new_session=True,
+            )
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not lone._answers("prefect"):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    raise StackError(f"the temporary Prefect server did not start; its log: {log}")
+                time.sleep(0.3)
+            os.environ.update(environment)
+            yield
+        finally:
+            _end(process.pid)
+
     def down(self, say: Callable[[str], None]) -> None:
         """Stop everything that ``up`` started."""
         for name in ("worker", "ray", "mlflow", "prefect"):
@@ -154,7 +200,8 @@ class Stack:
                 _end(self.pids[name])
                 say(f"stopped {name}")
             self.pids.pop(name, None)
-        self._record()
+        if self.home.is_dir():
+            self._record()
 
     def status(self) -> dict[str, bool]:
         """Which parts answer."""
@@ -208,7 +255,13 @@ class Stack:
         # SIGINT is what ends a Prefect worker, and a shell's background job would ignore it: a session of its own.
         with (logs / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.project, env=environment, start_new_session=True
+                command,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                cwd=self.project,
+                env=environment,
+                start_new_session=True,
             )
         self.pids[name] = process.pid
         self._record()
@@ -216,7 +269,13 @@ class Stack:
     def _run(self, what: str, command: list[str]) -> None:
         environment = {**os.environ, **self.environment}
         done = subprocess.run(
-            command, capture_output=True, text=True, cwd=self.project, env=environment, timeout=START_SECONDS, check=False
+            command,
+            capture_output=True,
+            text=True,
+            cwd=self.project,
+            env=environment,
+            timeout=START_SECONDS,
+            check=False,
         )
         if done.returncode:
             raise StackError(f"{what}: {' '.join(command[2:])} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -267,6 +326,21 @@ def use_stack(stack: Stack) -> bool:
     if running:
         os.environ.update(stack.environment)
     return running
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def _port_from_environment(name: str, default: int) -> int:
+    variable = f"RLHF_{name.upper()}_PORT"
+    text = os.environ.get(variable, str(default))
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**16:
+        raise StackError(f"{variable}={text!r} is no port: give a number from 1 to 65535, or unset it")
+    return int(text)
 
 
 def _python(module: str) -> list[str]:

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from rlhf_core.storage import trajectories
 
@@ -30,9 +31,9 @@ def show_trajectories(
         return
     for row in rows:
         head = "  ".join(f"{name}={_short(value)}" for name, value in row.items() if name not in ("prompt", "answer"))
-        out.print(head, style="dim", markup=False, soft_wrap=True)
-        out.print(f"  > {row.get('prompt', '')}", markup=False)
-        out.print(f"  < {row.get('answer', '')}", markup=False)
+        out.print(printable(head), style="dim", markup=False, soft_wrap=True)
+        out.print(f"  > {printable(row['prompt'])}", markup=False, soft_wrap=True)
+        out.print(f"  < {printable(row['answer'])}", markup=False, soft_wrap=True)
 
 
 def samples_table(title: str, rows: list[dict[str, Any]]) -> Table:
@@ -41,17 +42,13 @@ def samples_table(title: str, rows: list[dict[str, Any]]) -> Table:
     for name in ("prompt", "answer", "reward"):
         table.add_column(name, overflow="fold")
     for row in rows:
-        table.add_row(printable(row["prompt"]), printable(row["answer"]), _short(row.get("reward")))
+        # Text: a model's "[/b]" is no markup of ours.
+        table.add_row(Text(printable(row["prompt"])), Text(printable(row["answer"])), _short(row["reward"]))
     return table
 
 
 def curve(values: list[float], height: int = 8) -> list[str]:
-    """A plot of a series as text, one column a value.
-
-    Args:
-        values: The series.
-        height: Lines.
-    """
+    """A plot of a series as text, two columns a value, ``height`` lines and an axis."""
     if not values:
         return []
     low, high = min(values), max(values)
@@ -63,7 +60,8 @@ def curve(values: list[float], height: int = 8) -> list[str]:
         label = high if line == height - 1 else low if line == 0 else None
         lines.append(f"{'' if label is None else f'{label:.3f}':>8} │{cells}")
     lines.append(f"{'':>8} └{'──' * len(values)}")
-    lines.append(f"{'':>10}0{f'{len(values) - 1}':>{max(1, 2 * len(values) - 2)}}  iteration")
+    last = f"{len(values) - 1:>{2 * len(values) - 2}}" if len(values) > 1 else ""
+    lines.append(f"{'':>10}0{last}  iteration")
     return lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Any
 
 from prefect import task
 
@@ -20,7 +19,13 @@ async def evaluate(run_id: str, version: int) -> dict[str, float]:
     recorded = await asyncio.to_thread(run.store.read_evaluation, version)
     if recorded is None:
         watch = Stopwatch()
-        parts, metrics = await run.session.heal(version, lambda: run.session.evaluate(version))
-        body = {"version": version, "parts": [asdict(part) for part in parts], "metrics": metrics, **watch.stamp()}
+        parts, metrics, samples = await run.session.heal(version, lambda: run.session.evaluate(version))
+        body = {
+            "version": version,
+            "parts": [asdict(part) for part in parts],
+            "metrics": metrics,
+            "samples": samples,
+            **watch.stamp(),
+        }
         recorded = await asyncio.to_thread(run.store.write_evaluation, version, body)
     return dict(recorded["metrics"])

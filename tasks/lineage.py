@@ -6,7 +6,7 @@ A tracker that is away does not stop training: what it missed is told at the nex
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 logger = get_logger(__name__)
-
-STAGES = (Stage.ROLLOUT, Stage.REWARD, Stage.EXPERIENCE, Stage.UPDATE)
 
 
 @task(name="lineage", **TASK_OPTIONS)
@@ -50,7 +48,7 @@ async def track(run_id: str, insist: bool = False) -> str | None:
 def iteration_metrics(run: OpenRun, iteration: int) -> dict[str, float]:
     """Every metric of an iteration, and the seconds of its stages, from the manifests."""
     metrics: dict[str, float] = {"policy_version": float(iteration + 1)}
-    for stage in STAGES:
+    for stage in Stage:
         found = run.store.stage(iteration, stage)
         if found is None:
             continue
@@ -64,6 +62,7 @@ def iteration_metrics(run: OpenRun, iteration: int) -> dict[str, float]:
 
 
 def _tell(run: OpenRun, over: bool) -> None:
+    """What is new since the last call; the newest version again, whose checkpoint may have come later than its update."""
     tracker, store = run.tracker, run.store
     body = store.read_run() or {}
     code: Mapping[str, object] = body.get("code", {})
@@ -75,14 +74,27 @@ def _tell(run: OpenRun, over: bool) -> None:
         **{f"package.{name}": version for name, version in body.get("packages", {}).items()},
     }
     tracker.start(run.run_id, body.get("config", {}), tags)
-    done = store.completed_iterations()
-    for iteration in done:
-        if iteration >= tracker.logged_iterations():
-            tracker.log_iteration(iteration, iteration_metrics(run, iteration), [_dataset(run, iteration)])
-    for version in {0, *(iteration + 1 for iteration in done)}:
-        _tell_version(run, version)
+    told = tracker.logged_iterations()
+    newest = store.newest_update()
+    version = 0 if newest is None else newest[0] + 1
+    for earlier in range(told, version):
+        _tell_version(run, earlier)
+        _tell_iteration(run, earlier)
+    _tell_version(run, version)
     if over:
         tracker.finish(succeeded=True)
+
+
+def _tell_iteration(run: OpenRun, iteration: int) -> None:
+    found = run.store.stage(iteration, Stage.UPDATE)
+    assert found is not None, "iterations are completed in order"
+    metrics, dataset = iteration_metrics(run, iteration), _dataset(run, iteration)
+    run.tracker.log_iteration(iteration, metrics, [dataset], _ended_at(found[0].body))
+
+
+def _ended_at(body: Mapping[str, Any]) -> float:
+    """Unix seconds; of the log, so that telling the tracker twice tells it the same."""
+    return float(body["started_at"]) + float(body["seconds"])
 
 
 def _dataset(run: OpenRun, iteration: int) -> DatasetRecord:
@@ -95,7 +107,7 @@ def _dataset(run: OpenRun, iteration: int) -> DatasetRecord:
 def _tell_version(run: OpenRun, version: int) -> None:
     evaluation = run.store.read_evaluation(version)
     if evaluation is not None:
-        run.tracker.log_evaluation(version, evaluation["metrics"])
+        run.tracker.log_evaluation(version, evaluation["metrics"], _ended_at(evaluation))
     checkpoint = CheckpointStore(run.store).get(version) if version else None
     if checkpoint is None:
         return
@@ -108,5 +120,6 @@ def _tell_version(run: OpenRun, version: int) -> None:
             parent=run.config.actor.model_name_or_path,
             manifests=[_dataset(run, iteration).uri for iteration in range(version)],
             metrics=evaluation["metrics"] if evaluation is not None else {},
+            ended_at=_ended_at(evaluation if evaluation is not None else checkpoint),
         )
     )

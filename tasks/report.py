@@ -15,7 +15,7 @@ from prefect.artifacts import (
 )
 from prefect.logging import get_run_logger
 
-from rlhf_core.records import Part, Stage
+from rlhf_core.records import Stage
 from tasks.lineage import iteration_metrics
 from tasks.options import TASK_OPTIONS
 from tasks.run import OpenRun, current_run
@@ -40,7 +40,7 @@ async def report(run_id: str, iteration: int) -> dict[str, float]:
     metrics = await asyncio.to_thread(iteration_metrics, run, iteration)
     await acreate_table_artifact(
         key=artifact_key(run_id, "samples"),
-        table=[{**row, "prompt": cell(row["prompt"]), "answer": cell(row["answer"])} for row in rows],
+        table=[short(row) for row in rows],
         description=f"Sample answers of iteration {iteration} of run {run_id}, best and worst first",
     )
     await acreate_table_artifact(
@@ -60,14 +60,12 @@ async def report_evaluation(run_id: str, version: int) -> None:
     recorded = await asyncio.to_thread(run.store.read_evaluation, version)
     if recorded is None:
         return
-    parts = [Part(**part) for part in recorded["parts"]]
-    rows = await run.session.heal(version, lambda: run.session.eval_samples(parts, run.config.run.sample_rows))
     metrics: dict[str, float] = recorded["metrics"]
     await acreate_table_artifact(
         key=artifact_key(run_id, "evaluation"),
         table=[
             *({"metric": name, "value": value} for name, value in sorted(metrics.items())),
-            *({"metric": "sample", **row, "prompt": cell(row["prompt"]), "answer": cell(row["answer"])} for row in rows),
+            *({"metric": "sample", **short(row)} for row in recorded["samples"]),
         ],
         description=f"Evaluation of policy version {version} of run {run_id}",
     )
@@ -107,6 +105,11 @@ async def link_tracker(run_id: str, url: str | None) -> None:
 def artifact_key(run_id: str, what: str) -> str:
     """Prefect allows lower-case letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", f"{run_id}-{what}".lower()).strip("-")
+
+
+def short(row: dict[str, Any]) -> dict[str, Any]:
+    """A readable row with texts that fit a table."""
+    return {**row, "prompt": cell(row["prompt"]), "answer": cell(row["answer"])}
 
 
 def cell(text: str) -> str:

@@ -6,7 +6,9 @@ Several flows of one process (a run and its iterations) share the run's open ses
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import re
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -115,8 +117,9 @@ def resolve_config(config: str | dict[str, Any], overrides: Sequence[str]) -> Co
 
 
 def default_run_id(flow_run_name: str, flow_run_id: str) -> str:
-    """Readable, unique, and the same when the flow run is retried."""
-    return f"{flow_run_name}-{flow_run_id[:8]}"
+    """Readable, unique, fit to name a folder, and the same when the flow run is retried."""
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", flow_run_name)[:100]
+    return f"{readable}-{flow_run_id[:8]}"
 
 
 def iterations_to_do(run: OpenRun) -> list[int]:
@@ -157,13 +160,16 @@ def stored_config(store: RunStore) -> Config:
     return parse_config(body["config"], source=store.url_of("run.json"))
 
 
-def check_resume(body: dict[str, Any] | None, config: Config, store: RunStore, resume: Resume, flow_run_id: str | None) -> None:
+def check_resume(
+    body: dict[str, Any] | None, config: Config, store: RunStore, resume: Resume, flow_run_id: str | None
+) -> None:
     """Refuse a start that does not fit what the log holds."""
     if body is None:
         if resume == "must":
             raise ConfigError(f"resume=must, but there is no run at {store.url}: check run_id and storage.root")
         return
-    if resume == "never" and body.get("flow_run_id") != flow_run_id:
+    own_retry = flow_run_id is not None and body.get("flow_run_id") == flow_run_id
+    if resume == "never" and not own_retry:
         raise ConfigError(f"resume=never, but a run exists at {store.url}: choose another run_id, or resume=if-present")
     changed = different_keys(body["config"], config.model_dump(mode="json"))
     if changed:
@@ -193,6 +199,9 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     await asyncio.to_thread(store.objects.probe)
     body = await asyncio.to_thread(store.read_run)
     check_resume(body, config, store, resume, flow_run_id)
+    tracker = await asyncio.to_thread(
+        make_tracker, config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment
+    )
     resources = await asyncio.to_thread(connect, config.run.ray_address)
     placement = place(config, resources)
     lease = await asyncio.to_thread(acquire, store, LeaseOwner.of_this_process(), config.run.lease_seconds)
@@ -220,7 +229,6 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
 
     try:
         await session.open(plan_steps)
-        tracker = make_tracker(config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment)
     except BaseException:
         await session.close(keep_actors=False)
         raise
@@ -231,14 +239,15 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
 def make_plan(config: Config, facts: DataFacts) -> RunPlan:
     """Iterations and optimizer steps of the whole run.
 
-    Batches do not cross epochs: the last one of each is short where the prompts do not divide.
+    Batches do not cross epochs: the last one of each is short where the prompts do not divide. Samples that fail may
+    make the run a few steps shorter than planned.
     """
-    batches = -(-facts.prompts // config.rollout.batch_size)
-    iterations = config.train.num_episodes * batches
-    if config.train.max_iterations is not None:
-        iterations = min(iterations, config.train.max_iterations)
-    steps = -(-config.samples_per_iteration // config.samples_per_step) * config.train.max_epochs
-    return RunPlan(facts.prompts, facts.dropped, facts.fingerprint, iterations, iterations * steps)
+    rollout, train = config.rollout, config.train
+    batches = [min(rollout.batch_size, facts.prompts - drawn) for drawn in range(0, facts.prompts, rollout.batch_size)]
+    iterations = (batches * train.num_episodes)[: train.max_iterations]  # prompts of each
+    samples = [prompts * rollout.n_samples_per_prompt for prompts in iterations]
+    steps = sum(math.ceil(count / config.samples_per_step) for count in samples) * train.max_epochs
+    return RunPlan(facts.prompts, facts.dropped, facts.fingerprint, len(iterations), steps)
 
 
 def run_document(config: Config, run_id: str, plan: RunPlan, flow_run_id: str | None) -> dict[str, Any]:

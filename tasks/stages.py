@@ -56,4 +56,10 @@ async def commit(
 
 def small(ref: StageRef) -> dict[str, Any]:
     """A reference as a task's result: small JSON."""
-    return {"stage": str(ref.stage), "iteration": ref.iteration, "manifest": ref.path, "sha256": ref.sha256, "rows": ref.rows}
+    return {
+        "stage": str(ref.stage),
+        "iteration": ref.iteration,
+        "manifest": ref.path,
+        "sha256": ref.sha256,
+        "rows": ref.rows,
+    }

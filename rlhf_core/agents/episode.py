@@ -59,7 +59,12 @@ async def run_group(executor: AgentExecutorBase, episodes: Sequence[Episode]) ->
     Raises:
         WorkerError: an engine is gone. That is no fault of a sample: the stage heals and asks again.
     """
-    rows = await asyncio.gather(*(run_episode(executor, episode) for episode in episodes))
+    samples = [asyncio.ensure_future(run_episode(executor, episode)) for episode in episodes]
+    try:
+        rows = await asyncio.gather(*samples)
+    finally:
+        for sample in samples:  # gather leaves the others running when one raises
+            sample.cancel()
     return [row for segments in rows for row in segments]
 
 
@@ -103,4 +108,5 @@ def failed_trajectory(episode: Episode, error: BaseException) -> Trajectory:
         error=f"{type(error).__name__}: {error}",
         sampling=episode.sampling,
         reward_status=RewardStatus.SKIPPED,
+        images=episode.prompt.images,
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from rlhf_core.agents.episode import run_group
 from rlhf_core.agents.publishing import MAX_WAIT_SECONDS
 from rlhf_core.errors import RunFailedError
-from rlhf_core.records import StopReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -39,10 +38,10 @@ class FailureWatch:
             RunFailedError: the limit is reached.
         """
         for row in rows:
-            if row.stop_reason is not StopReason.ERROR:
+            if not row.failed:
                 self._in_a_row.clear()
                 continue
-            self._in_a_row.append(row.error or "no reason recorded")
+            self._in_a_row.append(row.error or str(row.stop_reason))
             if len(self._in_a_row) >= self._limit:
                 reasons = Counter(self._in_a_row).most_common(3)
                 listed = "; ".join(f"{count} × {reason}" for reason, count in reasons)
@@ -55,7 +54,7 @@ async def play(
     publisher: GroupPublisher,
     watch: FailureWatch,
 ) -> list[Trajectory]:
-    """Play all groups; what finished is published even where the rest fails.
+    """Play all groups; each that finished is published, also where another fails.
 
     Returns:
         All rows, in the order of ``groups``.
@@ -68,9 +67,7 @@ async def play(
     pending: set[asyncio.Task[list[Trajectory]]] = set(tasks)
     try:
         while pending:
-            done, pending = await asyncio.wait(
-                pending, timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            done, pending = await asyncio.wait(pending, timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             finished = [task for task in tasks if task in done]
             for task in finished:
                 if task.exception() is None:
@@ -80,6 +77,9 @@ async def play(
             await publisher.flush_overdue()
     finally:
         for task in pending:
-            task.cancel()
+            task.cancel()  # without effect on those that finished meanwhile
+        for rest in await asyncio.gather(*pending, return_exceptions=True):
+            if not isinstance(rest, BaseException):
+                await publisher.add(rest)
         await publisher.flush()
     return [row for task in tasks for row in task.result()]

@@ -61,7 +61,7 @@ class SingleTurnAgentExecutor(AgentExecutorBase):
 
 
 def _check(generation: Generation) -> None:
-    """A completion without tokens, or without a log-prob or a version for each, must not become a training row."""
+    """A completion without tokens, or without a number and a version for each, must not become a training row."""
     tokens = len(generation.token_ids)
     if tokens == 0:
         raise GenerationError(f"request {generation.request_id}: the engine returned no token")
@@ -69,6 +69,11 @@ def _check(generation: Generation) -> None:
         raise GenerationError(
             f"request {generation.request_id}: {len(generation.logprobs)} log-probs for {tokens} tokens; "
             "a missing log-prob is never a default"
+        )
+    bad = np.flatnonzero(~np.isfinite(np.array(generation.logprobs, dtype=np.float64)))  # None becomes NaN here
+    if bad.size:
+        raise GenerationError(
+            f"request {generation.request_id}: the log-prob of token {bad[0]} is {generation.logprobs[bad[0]]}"
         )
     covered = sum(span.end - span.start for span in generation.version_spans)
     if covered != tokens:

@@ -30,6 +30,11 @@ def connect(address: str | None) -> dict[str, float]:
     return dict(ray.cluster_resources())
 
 
+def disconnect() -> None:
+    """Leave the cluster; one of this process's own ends. Call before the process exits: later Ray waits for itself."""
+    ray.shutdown()
+
+
 def _connect(address: str | None) -> None:
     common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if not address:
@@ -39,4 +44,6 @@ def _connect(address: str | None) -> None:
     try:
         ray.init(address=address, **common)
     except (ConnectionError, RuntimeError) as error:
-        raise WorkerError(f"no Ray cluster at {address}: {error}; start one (`rlhf up`) or unset the address") from error
+        raise WorkerError(
+            f"no Ray cluster at {address}: {error}; start one (`rlhf up`) or unset the address"
+        ) from error

@@ -12,6 +12,7 @@ from rlhf_core.telemetry import configure_logging
 
 if TYPE_CHECKING:
     from rlhf_core.config import Config
+    from rlhf_core.generation.settings import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +21,7 @@ class WorkerContext:
 
     run_id: str
     config: Config
-    device: str  # "cpu" or "gpu", resolved
+    device: Device
     workdir: str  # of the controller: relative paths of the configuration mean the same everywhere
     model_cache: str  # folder of built-in models
 

@@ -42,7 +42,10 @@ class RayEngineGroup:
 
     def update_weights(self, update: WeightUpdate) -> None:
         """Every engine takes the new version at the same time."""
-        self._all([engine.update_weights.remote(update) for engine in self._engines], f"weight sync to version {update.version}")
+        self._all(
+            [engine.update_weights.remote(update) for engine in self._engines],
+            f"weight sync to version {update.version}",
+        )
 
     def _all(self, calls: list[Any], what: str) -> None:
         try:

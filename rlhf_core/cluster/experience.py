@@ -39,11 +39,12 @@ def make_experience(
     old_BT = _padded([old[row.key] for row in chosen])
     ref_BT = None if ref is None else _padded([ref[row.key] for row in chosen])
     kl_BT = None if ref_BT is None else kl_estimate(old_BT, ref_BT, algo.kl.estimator)
-    episodes = _episode_lengths(chosen)
+    lengths = _episode_lengths(chosen)
+    truncated = {row.key[:2] for row in chosen if row.stop_reason.truncated}
     shaped = shape_rewards(
-        torch.tensor([row.reward for row in chosen], dtype=torch.float64),
-        torch.tensor([episodes[row.key[:2]] for row in chosen]),
-        torch.tensor([row.stop_reason.truncated for row in chosen]),
+        torch.tensor([_reward(row) for row in chosen], dtype=torch.float64),
+        torch.tensor([lengths[row.key[:2]] for row in chosen]),
+        torch.tensor([row.key[:2] in truncated for row in chosen]),  # the segments of an episode share its reward
         ShapingSettings(
             max_new_tokens=config.rollout.max_new_tokens,
             clip_range=config.reward.clip_range,
@@ -81,7 +82,7 @@ def make_experience(
             values=None,
             advantages=result.advantages_BT[i, : len(row.token_ids)].numpy(),
             returns=result.returns_BT[i, : len(row.token_ids)].numpy(),
-            reward=float(row.reward or 0.0),
+            reward=_reward(row),
             shaped_reward=float(result.shaped_B[i]),
             temperature=row.sampling.temperature,
             constrained=row.sampling.constrained,
@@ -104,8 +105,15 @@ def make_experience(
     return experience, metrics
 
 
+def _reward(row: Trajectory) -> float:
+    assert row.reward is not None, "selection.trainable leaves out what has no reward"
+    return row.reward
+
+
 def _padded(arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence([torch.from_numpy(np.ascontiguousarray(a)) for a in arrays], batch_first=True)
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays], batch_first=True
+    )
 
 
 def _episode_lengths(rows: Sequence[Trajectory]) -> dict[tuple[str, int], int]:

@@ -108,7 +108,7 @@ class ActorGroups:
         return {"OMP_NUM_THREADS": str(self._threads)}
 
     def _actor(self, kind: type, name: str, share: Share, environment: dict[str, str], *args: Any) -> Any:
-        remote = ray.remote(kind).options(  # type: ignore[call-overload]
+        remote = ray.remote(kind).options(
             name=name,
             namespace=self.namespace,
             lifetime="detached",

@@ -18,8 +18,17 @@ if TYPE_CHECKING:
     from rlhf_core.storage import RewardRow
 
 
-def rollout_metrics(rows: Sequence[Trajectory], seconds: float) -> dict[str, float]:
-    """Numbers of a rollout. Lengths are of answers, in tokens; ``seconds`` is the wall time of this attempt."""
+def rollout_metrics(
+    sampled: Sequence[Trajectory], seconds: float, found: Sequence[Trajectory] = ()
+) -> dict[str, float]:
+    """Numbers of a rollout; lengths are of answers, in tokens.
+
+    Args:
+        sampled: rows of this attempt.
+        seconds: its wall time.
+        found: rows an earlier attempt published: part of the rollout, not of its speed.
+    """
+    rows = [*found, *sampled]
     usable = [row for row in rows if not row.failed]
     actions = np.array([row.num_actions for row in usable] or [0])
     stops = Counter(row.stop_reason for row in rows)
@@ -31,7 +40,7 @@ def rollout_metrics(rows: Sequence[Trajectory], seconds: float) -> dict[str, flo
         "rollout/length_max": float(actions.max()),
         "rollout/truncated_share": sum(row.stop_reason.truncated for row in usable) / max(1, len(usable)),
         "rollout/seconds": seconds,
-        "rollout/tokens_per_second": throughput(float(actions.sum()), seconds),
+        "rollout/tokens_per_second": throughput(float(sum(row.num_actions for row in sampled)), seconds),
         **{f"rollout/stop_{reason}": count / max(1, len(rows)) for reason, count in sorted(stops.items())},
     }
 
@@ -62,34 +71,17 @@ def reward_metrics(rows: Sequence[RewardRow], seconds: float) -> dict[str, float
 
 def evaluation_metrics(rows: Sequence[Trajectory], config: Config) -> dict[str, float]:
     """Of scored rows; failed ones are counted and left out of the means."""
-    evaluation = config.eval
-    groups: dict[str, ScoredGroup] = {}
-    for row in rows:
-        group = groups.setdefault(row.group_id, ScoredGroup(row.datasource, []))
-        if row.score is not None:
-            list.append(group.scores, row.score)  # type: ignore[arg-type]
-    scored = list(groups.values())
+    groups = _scored_groups(rows)
     rewards = [row.reward for row in rows if row.reward is not None]
-    metrics = {
-        "eval/prompts": float(len(scored)),
-        "eval/failed": float(len(rows) - len(rewards)),
-        "eval/reward_mean": float(np.mean(rewards)) if rewards else 0.0,
-        "eval/length_mean": float(np.mean([row.num_actions for row in rows])),
-    }
-    score = mean_score(scored)
+    metrics = {"eval/prompts": float(len(groups)), "eval/failed": float(len(rows) - len(rewards))}
+    if rewards:
+        metrics["eval/reward_mean"] = float(np.mean(rewards))
+        metrics["eval/length_mean"] = float(np.mean([row.num_actions for row in rows if row.reward is not None]))
+    score = mean_score(groups)
     if score is not None:
         metrics["eval/score_mean"] = score
-    n = evaluation.n_samples_per_prompt
-    for k in evaluation.pass_k or sorted({1, n}):
-        value = mean_pass_at_k(scored, k, evaluation.success_threshold)
-        if value is None:
-            continue
-        metrics[f"eval/pass@{k}"] = value
-        # Of a mean over prompts of values in 0..1; for people who compare two versions.
-        metrics[f"eval/pass@{k}_stderr"] = float(np.sqrt(value * (1 - value) / max(1, len(scored))))
-        if len({group.datasource for group in scored}) > 1:
-            named = by_datasource(scored, lambda members, k=k: mean_pass_at_k(members, k, evaluation.success_threshold))  # type: ignore[misc]
-            metrics.update({f"eval/{source}/pass@{k}": value for source, value in named.items()})
+    for k in config.eval.pass_k or sorted({1, config.eval.n_samples_per_prompt}):
+        metrics.update(_pass_metrics(groups, k, config.eval.success_threshold))
     return metrics
 
 
@@ -109,3 +101,34 @@ def readable(row: Trajectory) -> dict[str, Any]:
         "logprob": round(float(logprobs.mean()), 4) if logprobs.size else None,
         "stop": str(row.stop_reason),
     }
+
+
+def _scored_groups(rows: Sequence[Trajectory]) -> list[ScoredGroup]:
+    """One a prompt, also where none of its samples has a score."""
+    scores: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        of_prompt = scores.setdefault((row.group_id, row.datasource), [])
+        if row.score is not None:
+            of_prompt.append(row.score)
+    return [ScoredGroup(datasource, listed) for (_, datasource), listed in scores.items()]
+
+
+def _pass_metrics(groups: Sequence[ScoredGroup], k: int, threshold: float) -> dict[str, float]:
+    """pass@k in all and, where there are several, by datasource; nothing where no prompt has k scored samples."""
+
+    def measure(members: Sequence[ScoredGroup]) -> float | None:
+        return mean_pass_at_k(members, k, threshold)
+
+    value = measure(groups)
+    if value is None:
+        return {}
+    counted = sum(len(group.scores) >= k for group in groups)
+    metrics = {
+        f"eval/pass@{k}": value,
+        # At most: the standard error of a mean over prompts of values in 0..1. For people who compare two versions.
+        f"eval/pass@{k}_stderr": float(np.sqrt(value * (1 - value) / counted)),
+    }
+    if len({group.datasource for group in groups}) > 1:
+        named = by_datasource(groups, measure)
+        metrics.update({f"eval/{datasource}/pass@{k}": part for datasource, part in named.items()})
+    return metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rlhf_core.config import Config
+    from rlhf_core.generation.settings import Device
 
 # Share of a CPU that the light workers (rollout, scoring) reserve: they wait most of the time.
 LIGHT_CPUS = 0.1
+LIGHT_WORKERS = ("rollout", "scoring")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Share:
 class Placement:
     """Who gets what."""
 
-    device: str
+    device: Device
     engine: Share
     policy: Share
     reference: Share
@@ -39,11 +42,11 @@ class Placement:
         rows = [("engine", config.vllm.num_engines, self.engine), ("policy", config.actor.world_size, self.policy)]
         if config.needs_reference:
             rows.append(("reference", reference_ranks(config), self.reference))
-        rows += [("rollout", 1, self.light), ("scoring", 1, self.light)]
+        rows += [(name, 1, self.light) for name in LIGHT_WORKERS]
         return [f"{name:<10} {count} × {share.cpus:g} CPU, {share.gpus:g} GPU" for name, count, share in rows]
 
 
-def resolve_device(config: Config, resources: Mapping[str, float]) -> str:
+def resolve_device(config: Config, resources: Mapping[str, float]) -> Device:
     """``cpu`` or ``gpu``, from the configuration and what the cluster has."""
     if config.run.device != "auto":
         return config.run.device
@@ -53,11 +56,11 @@ def resolve_device(config: Config, resources: Mapping[str, float]) -> str:
 def place(config: Config, resources: Mapping[str, float]) -> Placement:
     """Shares for every group.
 
-    On GPUs each engine takes ``tensor_parallel_size`` and each training rank one. On CPU processes share the cores:
-    the shares only have to add up.
+    On GPUs each engine takes ``tensor_parallel_size`` and each training rank one. Processes share the cores: their
+    shares of CPUs only have to add up, so that Ray never waits for one that is not there.
 
     Raises:
-        ConfigError: the cluster is too small, with the sum that did not fit.
+        ConfigError: the cluster has too few GPUs, with the sum that did not fit.
     """
     device = resolve_device(config, resources)
     tensor_parallel = config.vllm.tensor_parallel_size
@@ -71,11 +74,11 @@ def place(config: Config, resources: Mapping[str, float]) -> Placement:
                 f"vllm.tensor_parallel_size={tensor_parallel} + {ranks} training ranks), the cluster has {have:g}: "
                 "lower one of them or add nodes"
             )
-        rank = Share(cpus=1, gpus=1)
-        return Placement(device, Share(1, tensor_parallel), rank, rank, Share(LIGHT_CPUS, 0))
-    cpus = resources.get("CPU", 1) - 3 * LIGHT_CPUS
-    each = round(min(1.0, max(cpus, 0.1) / processes) - 0.0005, 3)
-    return Placement(device, Share(each * tensor_parallel, 0), Share(each, 0), Share(each, 0), Share(LIGHT_CPUS, 0))
+    cpus = resources.get("CPU", 1) - len(LIGHT_WORKERS) * LIGHT_CPUS
+    each = math.floor(1000 * min(1.0, max(cpus, 0.0) / processes)) / 1000
+    gpus = 1 if device == "gpu" else 0
+    rank = Share(each, gpus)
+    return Placement(device, Share(each * tensor_parallel, gpus * tensor_parallel), rank, rank, Share(LIGHT_CPUS, 0))
 
 
 def reference_ranks(config: Config) -> int:

@@ -107,7 +107,7 @@ class RolloutWorker:
             drawn=len(drawn),
             cursor=after,
             resumed_groups=len(published),
-            metrics=rollout_metrics([*old, *new], watch.seconds),
+            metrics=rollout_metrics(new, watch.seconds, found=old),
         )
 
     async def evaluate(self, version: int, engines: Sequence[Any]) -> tuple[tuple[Part, ...], dict[str, float]]:

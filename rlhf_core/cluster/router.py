@@ -12,14 +12,18 @@ from __future__ import annotations
 import asyncio
 import zlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.wait import PROCESS_GONE
 from rlhf_core.errors import DeadlineError, WorkerError
-from rlhf_core.records import GenerateRequest, Generation
 
 if TYPE_CHECKING:
+    from rlhf_core.records import GenerateRequest, Generation
     from collections.abc import Sequence
+    from typing import TypeAlias
+
+    _Asked: TypeAlias = tuple[GenerateRequest, asyncio.Future[Generation]]
 
 # A group stays on its engine until that engine has this many more requests in flight than the idlest one.
 AFFINITY_SLACK = 32
@@ -33,7 +37,7 @@ class _Lane:
 
     handle: Any
     in_flight: int = 0
-    waiting: list[tuple[GenerateRequest, asyncio.Future[Generation]]] = field(default_factory=list)
+    waiting: list[_Asked] = field(default_factory=list)
 
 
 class EngineRouter:
@@ -55,20 +59,27 @@ class EngineRouter:
             # Runs after every task that is ready now: requests made in one tick travel, and start, together.
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
+        limit = asyncio.timeout(self._timeout)
         try:
-            return await asyncio.wait_for(answer, self._timeout)
+            async with limit:
+                return await answer
         except TimeoutError as error:
-            if isinstance(error, DeadlineError):
+            if not limit.expired():  # the engine's own limit, in its own words
                 raise
-            raise DeadlineError(f"request {request.request_id}: no answer from its engine in {self._timeout:g} s") from error
+            raise DeadlineError(
+                f"request {request.request_id}: no answer from its engine within {self._timeout:g} s"
+            ) from error
         finally:
             lane.in_flight -= 1
 
     async def close(self) -> None:
-        """Stop listening to the engines."""
+        """Stop listening to the engines; whoever still waits for an answer is cancelled."""
         for stream in self._streams:
             stream.cancel()
         await asyncio.gather(*self._streams, return_exceptions=True)
+        for lane in self._lanes:
+            _abandon(lane.waiting)
+            lane.waiting = []
 
     def _lane(self, affinity: str) -> _Lane:
         preferred = self._lanes[zlib.crc32(affinity.encode()) % len(self._lanes)]
@@ -82,9 +93,14 @@ class EngineRouter:
                 batch, lane.waiting = lane.waiting, []
                 stream = asyncio.get_running_loop().create_task(self._stream(lane, batch))
                 self._streams.add(stream)
-                stream.add_done_callback(self._streams.discard)
+                stream.add_done_callback(partial(self._ended, batch))
 
-    async def _stream(self, lane: _Lane, batch: list[tuple[GenerateRequest, asyncio.Future[Generation]]]) -> None:
+    def _ended(self, batch: list[_Asked], stream: asyncio.Task[None]) -> None:
+        self._streams.discard(stream)
+        if stream.cancelled():
+            _abandon(batch)
+
+    async def _stream(self, lane: _Lane, batch: list[_Asked]) -> None:
         try:
             async for reference in lane.handle.generate_stream.remote([request for request, _ in batch]):
                 for index, result in await reference:
@@ -96,6 +112,11 @@ class EngineRouter:
             missing = error
         for _, answer in batch:
             _resolve(answer, missing)
+
+
+def _abandon(batch: list[_Asked]) -> None:
+    for _, answer in batch:
+        answer.cancel()
 
 
 def _resolve(answer: asyncio.Future[Generation], result: Generation | Exception) -> None:

@@ -78,7 +78,9 @@ class ScoringWorker:
         failures = Counter(row.result.error or row.result.status for row in scored if row.result.reward is None)
         if failures and self._config.reward.on_error == "fail":
             reason, count = failures.most_common(1)[0]
-            raise RunFailedError(f"iteration {iteration}: {count} samples without a reward (reward.on_error=fail): {reason}")
+            raise RunFailedError(
+                f"iteration {iteration}: {count} samples without a reward (reward.on_error=fail): {reason}"
+            )
         return Scored((part,), reward_metrics(scored, watch.seconds), dict(failures))
 
     async def assemble(
@@ -122,11 +124,12 @@ class ScoringWorker:
             raise RunFailedError(f"iteration {iteration}: prompts are lost or counted twice: {account}")
         return Assembled((part,), asdict(account), {**metrics, "advantage/seconds": watch.seconds})
 
-    async def judge(self, parts: Sequence[Part]) -> dict[str, float]:
-        """Score an evaluation: mean reward, mean score, pass@k, in all and by datasource."""
+    async def judge(self, parts: Sequence[Part], sample_rows: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Score an evaluation: its metrics, and its first rows for people."""
         rows = await asyncio.to_thread(self._store.read_trajectories, parts)
         scored = {(row.group_id, row.sample_index): row.result for row in await self._score(rows)}
-        return evaluation_metrics(with_rewards(rows, scored), self._config)
+        judged = with_rewards(rows, scored)
+        return evaluation_metrics(judged, self._config), [readable(row) for row in judged[:sample_rows]]
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
         """Readable rows for people: the best and the worst first, then others."""
@@ -135,13 +138,6 @@ class ScoringWorker:
         half = (count + 1) // 2
         picked = ranked if len(ranked) <= count else [*ranked[:half], *ranked[-(count - half) :]]
         return [readable(row) for row in picked]
-
-    async def eval_samples(self, parts: Sequence[Part], count: int) -> list[dict[str, Any]]:
-        """Readable rows of an evaluation, in the order of its prompts."""
-        rows = await asyncio.to_thread(self._store.read_trajectories, parts)
-        picked = sorted(rows, key=lambda row: row.key)[:count]
-        scored = {(row.group_id, row.sample_index): row.result for row in await self._score(picked)}
-        return [readable(row) for row in with_rewards(picked, scored)]
 
     async def shutdown(self) -> None:
         """End the reward processes."""

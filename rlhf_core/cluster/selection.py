@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 
-
 def with_rewards(
     trajectories: Iterable[Trajectory], rewards: Mapping[tuple[str, int], RewardResult]
 ) -> list[Trajectory]:

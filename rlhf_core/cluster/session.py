@@ -77,7 +77,9 @@ class RunSession:
         self._reference = [self._groups.reference(i) for i in range(self._groups.num_reference)]
         engines = asyncio.ensure_future(self._start_engines(self._engines))
         try:
-            facts, _ = await self._starting([self._rollout.start.remote(), self._scoring.start.remote()], "rollout and scoring")
+            facts, _ = await self._starting(
+                [self._rollout.start.remote(), self._scoring.start.remote()], "rollout and scoring"
+            )
             self.total_steps = await plan_steps(facts)
             await asyncio.gather(self._start_policy(), self._start_reference(), engines)
         finally:
@@ -91,7 +93,9 @@ class RunSession:
             await asyncio.gather(self._renewal, return_exceptions=True)
         if not keep_actors:
             # Killing the scoring worker would leave its reward processes to notice the closed pipe: end them first.
-            await asyncio.gather(self._quietly(self._scoring.shutdown), *(self._quietly(e.shutdown) for e in self._engines))
+            await asyncio.gather(
+                self._quietly(self._scoring.shutdown), *(self._quietly(e.shutdown) for e in self._engines)
+            )
             self._groups.kill([*self._groups.names, "keeper"])
         await asyncio.to_thread(self._lease.release)
 
@@ -162,7 +166,9 @@ class RunSession:
         recorded = await asyncio.to_thread(self.store.stage, iteration, Stage.UPDATE)
         experience = await asyncio.to_thread(self.store.stage, iteration, Stage.EXPERIENCE)
         if recorded is None or experience is None:
-            raise StorageError(f"{self.store.url}: the log has no complete update of iteration {iteration}: cannot restore")
+            raise StorageError(
+                f"{self.store.url}: the log has no complete update of iteration {iteration}: cannot restore"
+            )
         body = recorded[0].body
         _, digest, _ = await self.update(iteration, experience[1], body["kl_coef"])
         if digest != body["digest"]:
@@ -192,7 +198,9 @@ class RunSession:
         """
         seconds = self.config.vllm.sync_timeout
         await all_of(
-            [rank.sync.remote(self._engines, seconds) for rank in self._policy], seconds, f"weight sync to version {version}"
+            [rank.sync.remote(self._engines, seconds) for rank in self._policy],
+            seconds,
+            f"weight sync to version {version}",
         )
         held = await self._versions(self._engines)
         if set(held) != {version}:
@@ -235,20 +243,17 @@ class RunSession:
         shares = await self._stage([rank.save.remote(version) for rank in self._policy], f"checkpoint {version}")
         return [entry for share in shares for entry in share]
 
-    async def evaluate(self, version: int) -> tuple[tuple[Part, ...], dict[str, float]]:
-        """Answer the held-out prompts and score the answers."""
+    async def evaluate(self, version: int) -> tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]]]:
+        """Answer the held-out prompts and score the answers: shards, metrics, and a few rows for people."""
         what = f"evaluation of version {version}"
         parts, rollout = (await self._stage([self._rollout.evaluate.remote(version, self._engines)], what))[0]
-        judged = (await self._stage([self._scoring.judge.remote(parts)], what))[0]
-        return parts, {**judged, "eval/seconds": rollout["rollout/seconds"]}
+        rows = self.config.run.sample_rows
+        metrics, samples = (await self._stage([self._scoring.judge.remote(parts, rows)], what))[0]
+        return parts, {**metrics, "eval/seconds": rollout["rollout/seconds"]}, samples
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
         """Readable rows of an iteration."""
         return (await self._stage([self._scoring.samples.remote(rollout, reward, count)], "sample answers"))[0]  # type: ignore[no-any-return]
-
-    async def eval_samples(self, parts: Sequence[Part], count: int) -> list[dict[str, Any]]:
-        """Readable rows of an evaluation."""
-        return (await self._stage([self._scoring.eval_samples.remote(parts, count)], "sample answers"))[0]  # type: ignore[no-any-return]
 
     # --- private ------------------------------------------------------------------------------------------------------
 

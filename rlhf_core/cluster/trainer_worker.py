@@ -171,9 +171,7 @@ class ReferenceWorker(RankWorker):
 
         if self._model is None:
             name = self._config.ref.model_name_or_path or self._config.actor.model_name_or_path
-            self._model = ReferenceModel(
-                self._config, resolve_model(name, self._context.model_cache), self._join(seat)
-            )
+            self._model = ReferenceModel(self._config, resolve_model(name, self._context.model_cache), self._join(seat))
 
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Log-probs of this rank's share of the trained rows, ``[T]`` each."""

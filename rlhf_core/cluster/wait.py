@@ -23,14 +23,12 @@ async def all_of(calls: Sequence[Awaitable[Any]], seconds: float, what: str) -> 
         DeadlineError: not all answered within ``seconds``.
         WorkerError: a process died.
     """
-
-    async def gather() -> list[Any]:
-        return list(await asyncio.gather(*calls))
-
+    limit = asyncio.timeout(seconds)
     try:
-        return await asyncio.wait_for(gather(), seconds)
+        async with limit:
+            return list(await asyncio.gather(*calls))
     except TimeoutError as error:
-        if isinstance(error, DeadlineError):
+        if not limit.expired():  # raised by a call, in its own words
             raise
         raise DeadlineError(f"{what}: no answer within {seconds:g} s") from error
     except PROCESS_GONE as error:

@@ -32,7 +32,12 @@ def render() -> str:
     for name, field in Config.model_fields.items():
         section = field.annotation
         assert isinstance(section, type), "the sections of a run are models"
-        lines += [f"## `{name}`: {(field.description or '').rstrip('.')}", "", "| key | default | meaning |", "|---|---|---|"]
+        lines += [
+            f"## `{name}`: {(field.description or '').rstrip('.')}",
+            "",
+            "| key | default | meaning |",
+            "|---|---|---|",
+        ]
         lines += [_row(*entry) for entry in _fields(section, f"{name}.")]
         lines.append("")
     return "\n".join(lines)

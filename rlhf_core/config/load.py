@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -27,8 +28,11 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     mapping: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        line = key_node.start_mark.line + 1
+        if not isinstance(key, Hashable):
+            raise ConfigError(f"line {line}: {key!r} cannot be a key: write a name")
         if key in mapping:
-            raise ConfigError(f"key {key!r} stands twice{key_node.start_mark}: remove one")
+            raise ConfigError(f"line {line}: key {key!r} stands twice: remove one")
         mapping[key] = loader.construct_object(value_node, deep=True)
     return mapping
 
@@ -79,7 +83,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Iterable[str]) -> dict[s
         if not separator or not key.strip():
             raise ConfigError(f"override {override!r}: write it as section.key=value")
         try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506  a SafeLoader subclass
+            value = yaml.load(text, Loader=_Loader)
         except yaml.YAMLError:
             value = text
         node = tree
@@ -105,19 +109,27 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if path.resolve() in seen:
         raise ConfigError(f"{path}: `extends` goes in a circle")
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506  a SafeLoader subclass
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not readable YAML: {error}") from None
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of sections, found {type(data).__name__}")
-    parents = data.pop(EXTENDS, [])
     merged: dict[str, Any] = {}
-    for parent in [parents] if isinstance(parents, str) else parents:
+    for parent in _parents(path, data.pop(EXTENDS, [])):
         target = path.parent / parent
         if not target.is_file():
             raise ConfigError(f"{path}: `extends: {parent}` names no file ({target})")
         merged = _merge(merged, _read(target, (*seen, path.resolve())))
     return _merge(merged, data)
+
+
+def _parents(path: Path, named: Any) -> list[str]:
+    parents = [named] if isinstance(named, str) else named
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise ConfigError(f"{path}: `extends: {named!r}`: name a file, or a list of files")
+    return parents
 
 
 def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,9 +148,10 @@ def _explain(error: dict[str, Any]) -> str:
     if not key:  # a rule across fields: its message says everything
         return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(key, _all_keys(Config), n=1, cutoff=0.6)
+        plain = ".".join(part for part in error["loc"] if isinstance(part, str))  # without positions in lists
+        near = difflib.get_close_matches(plain, _all_keys(Config), n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the keys"
-        return f"unknown key {key!r} (value {error['input']!r}): {hint}"
+        return f"unknown key {key!r}: {hint}"  # without its value, which may be a credential
     if error["type"] == "missing":
         return f"{key} is missing: set it"
     return f"{key}={error.get('input')!r}: {error['msg']}"
@@ -147,8 +160,8 @@ def _explain(error: dict[str, Any]) -> str:
 def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in model.model_fields.items():
-        annotation = field.annotation
         keys.append(prefix + name)
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            keys.extend(_all_keys(annotation, f"{prefix}{name}."))
+        for kind in (field.annotation, *get_args(field.annotation)):  # a section, or a list of them
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                keys.extend(_all_keys(kind, f"{prefix}{name}."))
     return keys

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 
 from rlhf_core.config import rules
 
@@ -247,7 +256,7 @@ class RolloutConfig(Section):
     on_error: Literal["keep_group", "drop_group", "fail"] = "keep_group"
     """A failed sample: its group goes on with the rest, is dropped, or fails the run."""
     max_consecutive_failures: PositiveInt = 32
-    """Samples that may fail in a row, over all groups, before the run stops with their cause."""
+    """So many samples that fail in a row, over all groups, stop the run with their cause."""
     publish_groups: PositiveInt = 8
     """Finished groups per published shard; a shard is also published every few seconds."""
 
@@ -479,8 +488,8 @@ class CheckpointConfig(Section):
 class WandbConfig(Section):
     """Weights & Biases."""
 
-    key: str | None = None
-    """API key."""
+    key: SecretStr | None = None
+    """API key; never shown, never stored."""
     project: str | None = None
     """Project."""
 
@@ -515,7 +524,7 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "gpu"] = "auto"
     """Where models run."""
     ray_address: str | None = None
-    """Ray cluster; default: $RAY_ADDRESS, else the cluster of this machine, else one is started for this process."""
+    """Ray cluster; default: $RAY_ADDRESS, else one is started that ends with this process."""
     start_timeout: PositiveFloat = 900
     """Seconds engines and ranks may take to start."""
     stage_timeout: PositiveFloat = 7200
@@ -525,7 +534,7 @@ class RunConfig(Section):
     sample_rows: PositiveInt = 8
     """Sample answers in each iteration's table."""
     cpu_threads: PositiveInt | None = None
-    """Threads of each engine and training rank on CPU; default: the cores over the ranks."""
+    """CPU threads of each engine and training rank; default: the cores over the ranks or the engines, whichever are more."""
     trust_remote_code: bool = False
     """Let a model repository's own Python code run. Read it first."""
     max_restarts: NonNegativeInt = 2

@@ -5,7 +5,9 @@ A key whose feature is not built yet is in the tree, so that its path is known, 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from rlhf_core.errors import ConfigError
 
@@ -63,6 +65,12 @@ NOT_BUILT: dict[str, str] = {
 
 NEEDS_GROUP = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 FIXED_GAMMA = NEEDS_GROUP
+
+# Words of a key that holds a credential: `secret`, `aws_access_key_id`, `api-key`, `sas_token`, `connection_string` ...
+CREDENTIAL = re.compile(
+    r"(^|[^a-z])(key|secret|token|password|passwd|passphrase|credentials?|connection_string)([^a-z]|$)", re.IGNORECASE
+)
+URLS = ("storage.root", "logger.mlflow_uri", "run.ray_address")
 
 
 def check(config: Config) -> None:
@@ -133,7 +141,10 @@ def steps_divide(config: Config) -> Iterator[str]:
             "choose a divisor"
         )
     if step % ranks:
-        yield f"train.batch_size={step} does not divide over {ranks} ranks (actor.num_nodes × actor.num_gpus_per_node)"
+        yield (
+            f"train.batch_size={step} (default: the whole rollout) does not divide over {ranks} ranks "
+            "(actor.num_nodes × actor.num_gpus_per_node): choose a multiple of them"
+        )
 
 
 def lengths_fit(config: Config) -> Iterator[str]:
@@ -144,7 +155,7 @@ def lengths_fit(config: Config) -> Iterator[str]:
     if context < total:
         yield f"vllm.max_model_len={context} is shorter than data.max_len={total}: raise it, or lower data.max_len"
     if config.rollout.min_new_tokens > new:
-        yield f"rollout.min_new_tokens={config.rollout.min_new_tokens} is above rollout.max_new_tokens={new}"
+        yield f"rollout.min_new_tokens={config.rollout.min_new_tokens} is above rollout.max_new_tokens={new}: lower it"
     budget = config.train.max_tokens_per_gpu
     if config.train.dynamic_batch_enable and budget < total:
         yield f"train.max_tokens_per_gpu={budget} cannot hold one sample of data.max_len={total}: raise it"
@@ -167,7 +178,8 @@ def reward_source_exists(config: Config) -> Iterator[str]:
         yield f"reward.clip_range={reward.clip_range} is empty: give (low, high)"
     buffer = reward.overlong_buffer_len
     if buffer is not None and buffer > config.rollout.max_new_tokens:
-        yield f"reward.overlong_buffer_len={buffer} is longer than rollout.max_new_tokens={config.rollout.max_new_tokens}"
+        limit = config.rollout.max_new_tokens
+        yield f"reward.overlong_buffer_len={buffer} is longer than rollout.max_new_tokens={limit}: lower it"
 
 
 def kl_loss_needs_reference(config: Config) -> Iterator[str]:
@@ -194,7 +206,7 @@ def probabilities_match(config: Config) -> Iterator[str]:
     if probs is None:
         return
     if len(probs) != len(datasets):
-        yield f"data.prompt_probs has {len(probs)} weights for {len(datasets)} datasets in data.prompt_dataset"
+        yield f"data.prompt_probs={probs} for {len(datasets)} datasets in data.prompt_dataset: give one weight each"
     if any(p < 0 for p in probs) or sum(probs) <= 0:
         yield f"data.prompt_probs={probs}: weights must not be negative, and not all 0"
 
@@ -237,6 +249,32 @@ def steps_are_positive(config: Config) -> Iterator[str]:
             yield f"{key}=0: use -1 for 'only at the end', or a positive number of iterations"
 
 
+def no_credentials(config: Config) -> Iterator[str]:
+    """The configuration is stored with the run and shown by trackers. The message names the key, never its value."""
+    for key in credential_keys(config.storage.options, "storage.options"):
+        yield (
+            f"{key} is a credential, and the configuration is stored and shown: remove it, and give it to the processes "
+            "through the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... or an instance role)"
+        )
+    for key in URLS:
+        if "@" in urlsplit(value_at(config, key) or "").netloc:
+            yield (
+                f"{key} is a URL with a user or password in it, and the configuration is stored and shown: remove them, and "
+                "use the environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, AWS_ACCESS_KEY_ID, ...)"
+            )
+
+
+def credential_keys(tree: Any, prefix: str) -> Iterator[str]:
+    """Dotted keys, at any depth, whose names say that they hold a credential."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            path = f"{prefix}.{key}"
+            if CREDENTIAL.search(str(key)):
+                yield path
+            else:
+                yield from credential_keys(value, path)
+
+
 def backends_match_device(config: Config) -> Iterator[str]:
     """Settings that exist on one kind of device only."""
     if config.run.device == "cpu":
@@ -262,4 +300,5 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     evaluation_is_complete,
     steps_are_positive,
     backends_match_device,
+    no_credentials,
 )

@@ -7,7 +7,6 @@ iterations which could not be told while the server was away follow later, and n
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 # Before mlflow is imported: a server that is away must not hold a run up for minutes.
@@ -19,14 +18,14 @@ os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
 from mlflow import MlflowClient
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import DatasetInput, InputTag, Metric, Param, RunStatus
+from mlflow.entities import DatasetInput, InputTag, LoggedModel, LoggedModelStatus, Metric, Param, RunStatus
 from mlflow.exceptions import MlflowException
 
 from rlhf_core.errors import RlhfError
 from rlhf_core.lineage.names import metric_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from rlhf_core.lineage.tracker import CheckpointRecord, DatasetRecord
 
@@ -35,6 +34,7 @@ LOGGED_TAG = "rlhf.logged_iterations"
 MAX_DIGEST = 36  # characters MLflow keeps of a dataset's digest
 MAX_PARAM = 6000  # characters MLflow keeps of a parameter
 MAX_PARAMS = 100  # parameters of one request
+MAX_TAG = 8000  # characters MLflow keeps of a tag
 
 
 class TrackerError(RlhfError, ConnectionError):
@@ -59,15 +59,12 @@ class MlflowTracker:
             if found:
                 self._run_id = found[0].info.run_id
                 self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
-                return
-            run = self._client.create_run(
-                self._experiment_id, run_name=run_id, tags={**tags, RUN_TAG: run_id, LOGGED_TAG: "0"}
-            )
-            self._run_id = run.info.run_id
-            params = [Param(key, value[:MAX_PARAM]) for key, value in flatten(config).items()]
-            for start in range(0, len(params), MAX_PARAMS):
-                self._client.log_batch(self._run_id, params=params[start : start + MAX_PARAMS])
-            self._client.log_dict(self._run_id, dict(config), "config.json")
+            else:
+                labels = {**tags, RUN_TAG: run_id}
+                self._run_id = self._client.create_run(self._experiment_id, run_name=run_id, tags=labels).info.run_id
+            if not found or LOGGED_TAG not in found[0].data.tags:  # new, or cut off before its configuration was told
+                self._tell_config(config)
+                self._client.set_tag(self._run_id, LOGGED_TAG, "0")
         except MlflowException as error:
             raise self._away("start", error) from error
 
@@ -78,20 +75,22 @@ class MlflowTracker:
         except MlflowException as error:
             raise self._away("logged_iterations", error) from error
 
-    def log_iteration(self, iteration: int, metrics: Mapping[str, float], inputs: list[DatasetRecord]) -> None:
+    def log_iteration(
+        self, iteration: int, metrics: Mapping[str, float], inputs: Sequence[DatasetRecord], ended_at: float
+    ) -> None:
         """Metrics at step ``iteration``, and the trajectories as a dataset input."""
         try:
-            self._log_metrics(metrics, iteration)
+            self._log_metrics(metrics, iteration, ended_at)
             datasets = [_dataset_input(record) for record in inputs]
             self._client.log_inputs(self._run, datasets=datasets)
             self._client.set_tag(self._run, LOGGED_TAG, str(iteration + 1))
         except MlflowException as error:
             raise self._away(f"iteration {iteration}", error) from error
 
-    def log_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+    def log_evaluation(self, version: int, metrics: Mapping[str, float], ended_at: float) -> None:
         """Metrics at step ``version``."""
         try:
-            self._log_metrics(metrics, version)
+            self._log_metrics(metrics, version, ended_at)
         except MlflowException as error:
             raise self._away(f"evaluation of version {version}", error) from error
 
@@ -101,26 +100,19 @@ class MlflowTracker:
             known = self._client.search_logged_models(
                 [self._experiment_id], f"name = '{record.name}' AND source_run_id = '{self._run}'", max_results=1
             )
-            if known:
+            if known and known[0].status is LoggedModelStatus.READY:
                 return
-            model = self._client.create_logged_model(
-                self._experiment_id,
-                name=record.name,
-                source_run_id=self._run,
-                model_type="policy",
-                params={
-                    "uri": record.uri,
-                    "policy_version": str(record.version),
-                    "parent": record.parent,
-                    "weight_digest": record.digest,
-                },
-                tags={"trajectories": "\n".join(record.manifests)[:8000], "trajectory_manifests": str(len(record.manifests))},
-            )
+            model = known[0] if known else self._create_model(record)
             for name, value in record.metrics.items():
                 self._client.log_metric(
-                    self._run, metric_name(name), value, step=record.version, model_id=model.model_id
+                    self._run,
+                    metric_name(name),
+                    value,
+                    timestamp=_milliseconds(record.ended_at),
+                    step=record.version,
+                    model_id=model.model_id,
                 )
-            self._client.finalize_logged_model(model.model_id, "READY")
+            self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
         except MlflowException as error:
             raise self._away(f"checkpoint {record.version}", error) from error
 
@@ -157,10 +149,35 @@ class MlflowTracker:
                 raise
             return str(found.experiment_id)
 
-    def _log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        now = int(time.time() * 1000)
+    def _tell_config(self, config: Mapping[str, Any]) -> None:
+        params = [Param(key, value[:MAX_PARAM]) for key, value in flatten(config).items()]
+        for start in range(0, len(params), MAX_PARAMS):
+            self._client.log_batch(self._run, params=params[start : start + MAX_PARAMS])
+        self._client.log_dict(self._run, dict(config), "config.json")
+
+    def _create_model(self, record: CheckpointRecord) -> LoggedModel:
+        return self._client.create_logged_model(
+            self._experiment_id,
+            name=record.name,
+            source_run_id=self._run,
+            model_type="policy",
+            params={
+                "uri": record.uri,
+                "policy_version": str(record.version),
+                "parent": record.parent,
+                "weight_digest": record.digest,
+            },
+            tags={
+                "trajectories": "\n".join(record.manifests)[:MAX_TAG],
+                "trajectory_manifests": str(len(record.manifests)),
+            },
+        )
+
+    def _log_metrics(self, metrics: Mapping[str, float], step: int, ended_at: float) -> None:
+        # The time of the event, not of the telling: MLflow keeps a value that it is told twice, at one time, once.
+        at = _milliseconds(ended_at)
         self._client.log_batch(
-            self._run, metrics=[Metric(metric_name(name), value, now, step) for name, value in sorted(metrics.items())]
+            self._run, metrics=[Metric(metric_name(name), value, at, step) for name, value in sorted(metrics.items())]
         )
 
     def _away(self, what: str, error: Exception) -> TrackerError:
@@ -176,6 +193,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[f"{prefix}{key}"] = str(value)
     return flat
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
 
 
 def _dataset_input(record: DatasetRecord) -> DatasetInput:

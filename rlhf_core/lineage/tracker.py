@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit
+
+from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +33,7 @@ class CheckpointRecord:
     parent: str  # what training started from
     manifests: Sequence[str]  # URIs of the trajectory manifests it was trained on
     metrics: Mapping[str, float]  # of its evaluation, where there is one
+    ended_at: float  # of the evaluation, or of the checkpoint without one; unix seconds
 
 
 class Tracker(Protocol):
@@ -43,11 +47,13 @@ class Tracker(Protocol):
         """Iterations that have been told completely."""
         ...
 
-    def log_iteration(self, iteration: int, metrics: Mapping[str, float], inputs: Sequence[DatasetRecord]) -> None:
-        """Tell an iteration; afterwards ``logged_iterations`` is at least ``iteration + 1``."""
+    def log_iteration(
+        self, iteration: int, metrics: Mapping[str, float], inputs: Sequence[DatasetRecord], ended_at: float
+    ) -> None:
+        """Tell an iteration that ended at ``ended_at`` (unix seconds); ``logged_iterations`` is ``iteration + 1`` then."""
         ...
 
-    def log_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+    def log_evaluation(self, version: int, metrics: Mapping[str, float], ended_at: float) -> None:
         """Tell an evaluation of a policy version."""
         ...
 
@@ -77,10 +83,12 @@ class NoTracker:
         """Everything there could be."""
         return 2**31
 
-    def log_iteration(self, iteration: int, metrics: Mapping[str, float], inputs: Sequence[DatasetRecord]) -> None:
+    def log_iteration(
+        self, iteration: int, metrics: Mapping[str, float], inputs: Sequence[DatasetRecord], ended_at: float
+    ) -> None:
         """Nothing."""
 
-    def log_evaluation(self, version: int, metrics: Mapping[str, float]) -> None:
+    def log_evaluation(self, version: int, metrics: Mapping[str, float], ended_at: float) -> None:
         """Nothing."""
 
     def log_checkpoint(self, record: CheckpointRecord) -> None:
@@ -91,9 +99,18 @@ class NoTracker:
 
 
 def make_tracker(uri: str | None, experiment: str) -> Tracker:
-    """MLflow at ``uri``, or nothing."""
+    """MLflow at ``uri``, or nothing.
+
+    Raises:
+        ConfigError: the URI holds a credential: it would stand in logs, errors and links.
+    """
     if uri is None:
         return NoTracker()
+    if "@" in urlsplit(uri).netloc:
+        raise ConfigError(
+            "the MLflow URI holds a user or a password: remove them, and set MLFLOW_TRACKING_USERNAME and "
+            "MLFLOW_TRACKING_PASSWORD instead"
+        )
     from rlhf_core.lineage.mlflow_tracker import MlflowTracker  # imports mlflow, which takes seconds
 
     return MlflowTracker(uri, experiment)

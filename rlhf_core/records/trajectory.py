@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rlhf_core.records.generation import SamplingParams
 from rlhf_core.records.reward import RewardStatus
 
 if TYPE_CHECKING:
+    from rlhf_core.records.generation import SamplingParams
     from collections.abc import Iterable
 
     from numpy.typing import NDArray

@@ -131,6 +131,13 @@ def _switch_off_dropout(model_config: Any) -> None:
             setattr(model_config, name, 0.0)
 
 
+class _HiddenOnly(BaseModelOutputWithPast):  # type: ignore[misc]
+    """A backbone's output whose other fields (caches, attentions, router logits ...) are all None."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
 def _check_output_layer(causal_lm: PreTrainedModel) -> None:
     """Compare the model's own logits of a made-up hidden state with its output layer's."""
     layer, backbone = causal_lm.get_output_embeddings(), causal_lm.base_model
@@ -138,7 +145,7 @@ def _check_output_layer(causal_lm: PreTrainedModel) -> None:
         raise TrainingError(f"{type(causal_lm).__name__} has no linear output layer on a backbone: not supported")
     generator = torch.Generator().manual_seed(0)
     hidden_1TH = torch.randn((1, 2, layer.in_features), generator=generator).to(layer.weight) * LARGE_HIDDEN
-    backbone.forward = lambda *args, **kwargs: BaseModelOutputWithPast(last_hidden_state=hidden_1TH)
+    backbone.forward = lambda *args, **kwargs: _HiddenOnly(last_hidden_state=hidden_1TH)
     try:
         with torch.no_grad():
             logits = causal_lm(input_ids=torch.zeros((1, 2), dtype=torch.long, device=hidden_1TH.device)).logits

@@ -86,9 +86,7 @@ def test_core_imports_point_down() -> None:
         for path in [*sources(f"rlhf_core/{package}"), ROOT / f"rlhf_core/{package}.py"]
         if path.exists()
         for name in imports(path)
-        if name.startswith("rlhf_core.")
-        and (other := name.split(".")[1]) != package
-        and LEVEL[other] <= LEVEL[package]
+        if name.startswith("rlhf_core.") and (other := name.split(".")[1]) != package and LEVEL[other] <= LEVEL[package]
     ]
 
     assert upward == []

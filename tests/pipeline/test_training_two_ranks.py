@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import training_cases as cases
 
-from rlhf_core.data.tiny_model import make_tiny_model
-
 pytestmark = pytest.mark.pipeline
 
 
@@ -19,8 +17,8 @@ def ranks():
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return str(make_tiny_model(tmp_path_factory.mktemp("model") / "tiny", seed=0))
+def model(tiny_model):
+    return str(tiny_model)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

@@ -19,13 +19,13 @@ ANSWER_S = 240
 class RankPool:
     """Processes that stay up and run one function after another on all ranks: imports are paid once."""
 
-    def __init__(self, world_size):
+    def __init__(self, world_size, device="cpu"):
         context = multiprocessing.get_context("spawn")
         port = _free_port()
         self.pipes, self.processes = [], []
         for rank in range(world_size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, world_size, port), daemon=True)
+            process = context.Process(target=_serve, args=(there, rank, world_size, port, device), daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
@@ -50,16 +50,16 @@ class RankPool:
             process.kill()
 
 
-def _serve(pipe, rank, world_size, port):
+def _serve(pipe, rank, world_size, port, device):
     from rlhf_core.training.ranks import RankInfo, init_distributed
 
-    info = RankInfo(rank, world_size, rank, "127.0.0.1", port, "cpu", num_threads=1)
-    init_distributed(info, timeout=60)
+    info = RankInfo(rank, world_size, rank, "127.0.0.1", port, device, num_threads=1)
+    init_distributed(info, timeout=60, deterministic=True)
     while (call := pipe.recv()) is not None:
         function, args, kwargs = call
         try:
             pipe.send((True, function(info, *args, **kwargs)))
-        except Exception:
+        except Exception:  # noqa: BLE001  whatever it is, the test shows it
             pipe.send((False, traceback.format_exc()))
             return
 
@@ -121,6 +121,11 @@ def with_own_logprobs(rows, logprobs):
     return [replace(row, old_logprobs=lp, rollout_logprobs=lp) for row, lp in zip(rows, logprobs, strict=True)]
 
 
+def rewarded(rows):
+    """The rows with advantage 1 on every action."""
+    return [replace(row, advantages=np.abs(np.sign(row.advantages))) for row in rows]
+
+
 def naive_logprobs(model, row):
     """Hugging Face's whole forward pass on one unpadded row: log-probs of the action tokens, with a graph."""
     ids_1T = torch.from_numpy(row.token_ids.astype(np.int64))[None]
@@ -169,7 +174,7 @@ def gradient(rank, model, rows, overrides=()):
     [step] = trainer.plan(rows, iteration=0)
     trainer.engine.train()
     trainer.accumulate(step, rows, kl_coef=0.0)
-    return {name: safe_get_full_grad(p).detach().numpy() for name, p in trainer.causal_lm.named_parameters()}
+    return {name: safe_get_full_grad(p).detach().cpu().numpy() for name, p in trainer.causal_lm.named_parameters()}
 
 
 def logprobs(rank, model, rows, overrides=()):
@@ -190,3 +195,16 @@ def updates(rank, model, batches, overrides=()):
         reports.append(trainer.update(rows, iteration))
         digests.append(trainer.weight_digest())
     return reports, digests
+
+
+def continued(rank, model, batches, overrides, folder):
+    """Half of the updates, then the others by a new trainer that loads what the first one saved."""
+    half = len(batches) // 2
+    first = make_trainer(rank, model, overrides)
+    for iteration, rows in enumerate(batches[:half]):
+        first.update(rows, iteration)
+    first.save(folder)
+    second = make_trainer(rank, model, overrides)
+    second.load(folder)
+    reports = [second.update(rows, half + i) for i, rows in enumerate(batches[half:])]
+    return reports, second.weight_digest(), (second.version, second.optimizer_steps)

@@ -1,0 +1,36 @@
+"""docs/configuration.md says what the schema says."""
+
+from pathlib import Path
+
+import pytest
+from config_samples import config
+
+from rlhf_core.config.document import render
+from rlhf_core.config.rules import NOT_BUILT
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
+
+
+def keys(tree, prefix=""):
+    for name, value in tree.items():
+        nested = isinstance(value, dict) and value
+        yield from keys(value, f"{prefix}{name}.") if nested else [f"{prefix}{name}"]
+
+
+def test_the_page_is_up_to_date():
+    assert PAGE.read_text() == render(), "docs/configuration.md is stale: run `make docs`"
+
+
+def test_every_key_has_a_row_with_a_meaning():
+    rows = {line.split("`")[1]: line for line in render().splitlines() if line.startswith("| `")}
+
+    assert set(rows) == set(keys(config().model_dump()))
+    assert [key for key, row in rows.items() if not row.split("|")[3].strip()] == []
+
+
+@pytest.mark.parametrize("key", sorted(NOT_BUILT))
+def test_a_key_that_is_not_built_is_marked(key):
+    rows = [line for line in render().splitlines() if line.startswith((f"| `{key}`", f"| `{key}."))]
+
+    assert rows
+    assert [row for row in rows if "*(not yet)*" not in row] == []

@@ -1,0 +1,175 @@
+"""Every rule across fields: the message names the key, the value and what to do."""
+
+import pytest
+from config_samples import another_value, config, value_at
+
+from rlhf_core.config.rules import NOT_BUILT, RULES
+from rlhf_core.errors import ConfigError
+
+CASES = {
+    # rule -> [(overrides, fragments of the message)]
+    "keys_not_built": [
+        (["algo.advantage.estimator=gae"], ["algo.advantage.estimator='gae'", "use reinforce"]),
+        (
+            ["reward.functions=[]", "reward.remote_url=http://a/score"],
+            ["reward.remote_url=http://a/score", "name a .py"],
+        ),
+    ],
+    "group_estimators_need_groups": [
+        ([f"algo.advantage.estimator={name}", "rollout.n_samples_per_prompt=1"], [f"'{name}'", "=1", "2 or more"])
+        for name in ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
+    ],
+    "gamma_is_one": [
+        (["algo.advantage.gamma=0.9"], ["algo.advantage.gamma=0.9", "'group_norm'", "set it to 1"]),
+    ],
+    "steps_divide": [
+        (["train.batch_size=100"], ["train.batch_size=100", "= 1024", "choose a divisor"]),
+        (["train.batch_size=2048"], ["train.batch_size=2048", "= 1024", "choose a divisor"]),
+        (
+            ["train.batch_size=4", "actor.num_gpus_per_node=8"],
+            ["train.batch_size=4", "8 ranks", "choose a multiple"],
+        ),
+    ],
+    "lengths_fit": [
+        (["rollout.max_new_tokens=2048"], ["rollout.max_new_tokens=2048", "data.max_len=2048", "raise data.max_len"]),
+        (["vllm.max_model_len=1024"], ["vllm.max_model_len=1024", "data.max_len=2048", "raise it"]),
+        (["rollout.min_new_tokens=2000"], ["rollout.min_new_tokens=2000", "rollout.max_new_tokens=1024", "lower it"]),
+        (
+            ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=100"],
+            ["train.max_tokens_per_gpu=100", "data.max_len=2048", "raise it"],
+        ),
+        (
+            ["train.dynamic_batch_enable=true", "rollout.max_tokens_per_gpu=100"],
+            ["rollout.max_tokens_per_gpu=100", "data.max_len=2048", "raise it"],
+        ),
+    ],
+    "reward_source_exists": [
+        (["reward.functions=[]"], ["no reward source", "set reward.functions or reward.remote_url"]),
+        (["reward.remote_url=r.py"], ["reward.functions and reward.remote_url are both set", "list the file"]),
+        (
+            ["reward.functions=[]", "reward.remote_url=a.py,b.py"],
+            ["reward.remote_url=a.py,b.py", "list them in reward.functions"],
+        ),
+        (["reward.clip_range=[1, -1]"], ["reward.clip_range=(1.0, -1.0)", "give (low, high)"]),
+        (
+            ["reward.overlong_buffer_len=2000"],
+            ["reward.overlong_buffer_len=2000", "rollout.max_new_tokens=1024", "lower it"],
+        ),
+    ],
+    "kl_loss_needs_reference": [
+        (["algo.kl.use_loss=true"], ["algo.kl.use_loss", "set algo.kl.init_coef > 0"]),
+        (["algo.kl.target=6"], ["algo.kl.target", "set algo.kl.init_coef > 0"]),
+        (["ref.model_name_or_path=m"], ["ref.model_name_or_path", "algo.kl.init_coef=0", "set it > 0"]),
+    ],
+    "correction_range": [
+        (
+            ["algo.advantage.is_correction_threshold=[5, 0.5]"],
+            ["algo.advantage.is_correction_threshold=(5.0, 0.5)", "give (low, high)"],
+        ),
+    ],
+    "probabilities_match": [
+        (["data.prompt_probs=0.5,0.5"], ["data.prompt_probs=(0.5, 0.5)", "1 datasets", "give one weight each"]),
+        (["data.prompt_probs=[-1]"], ["data.prompt_probs=(-1.0,)", "must not be negative"]),
+        (["data.prompt_probs=[0]"], ["data.prompt_probs=(0.0,)", "not all 0"]),
+    ],
+    "templates_agree": [
+        (
+            ["data.apply_chat_template=true", "data.input_template='Q {}'"],
+            ["data.input_template and data.apply_chat_template", "choose one"],
+        ),
+        # CASE 113: braces in a template
+        (["data.input_template='{\"q\": {}} {}'"], ["data.input_template='{\"q\": {}} {}'", "exactly one '{}'"]),
+        (["data.system_prompt=Hi"], ["data.system_prompt", "data.apply_chat_template=true"]),
+        (["data.tokenizer_chat_template=Hi"], ["data.tokenizer_chat_template", "data.apply_chat_template=true"]),
+    ],
+    "evaluation_is_complete": [
+        (["eval.steps=5"], ["eval.steps=5", "eval.dataset", "name the held-out prompts"]),
+        (["eval.pass_k=[1, 4]"], ["eval.pass_k=[4]", "eval.n_samples_per_prompt >= 4"]),
+        (["eval.n_samples_per_prompt=4"], ["eval.n_samples_per_prompt=4", "set eval.temperature > 0"]),
+    ],
+    "steps_are_positive": [
+        (["eval.steps=0"], ["eval.steps=0", "use -1"]),
+        (["ckpt.save_steps=0"], ["ckpt.save_steps=0", "use -1"]),
+    ],
+    "backends_match_device": [
+        (["run.device=cpu", "vllm.sync_backend=nccl"], ["vllm.sync_backend='nccl'", "run.device='cpu'", "use 'shm'"]),
+        (["run.device=cpu", "vllm.sync_backend=ipc"], ["vllm.sync_backend='ipc'", "use 'shm'"]),
+        (["run.device=cpu", "ds.attn_implementation=flash_attention_2"], ["'flash_attention_2'", "use 'sdpa'"]),
+        (["run.device=cpu", "ds.param_dtype=fp16"], ["ds.param_dtype='fp16'", "use 'bf16' or 'fp32'"]),
+    ],
+    "no_credentials": [
+        *(
+            ([f"storage.options.{key}=hush"], [f"storage.options.{key} is a credential", "the environment"])
+            for key in ("key", "secret", "token", "password", "sas_token", "account_key", "connection_string")
+        ),
+        (
+            ["storage.options.client_kwargs.aws_secret_access_key=hush"],
+            ["storage.options.client_kwargs.aws_secret_access_key", "the environment"],
+        ),
+        (["storage.root=s3://me:hush@host/runs"], ["storage.root is a URL with a user", "the environment"]),
+        (["logger.mlflow_uri=https://me:hush@host"], ["logger.mlflow_uri", "MLFLOW_TRACKING_PASSWORD"]),
+    ],
+}
+ROWS = [pytest.param(*row, id=f"{rule}-{i}") for rule, rows in CASES.items() for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(("overrides", "fragments"), ROWS)
+def test_a_broken_rule_names_key_value_and_remedy(overrides, fragments):
+    with pytest.raises(ConfigError) as caught:
+        config(*overrides)
+
+    assert [part for part in fragments if part not in str(caught.value)] == []
+
+
+def test_every_rule_has_a_case():
+    assert {rule.__name__ for rule in RULES} == set(CASES)
+
+
+@pytest.mark.parametrize("key", sorted(NOT_BUILT))
+def test_a_key_that_is_not_built_is_refused(key):
+    with pytest.raises(ConfigError, match=rf"{key}=.*is not available in this version; remove the key"):
+        config(another_value(key))
+
+
+@pytest.mark.parametrize("key", sorted(NOT_BUILT))
+def test_its_default_is_accepted(key):
+    default = value_at(config(), key)
+    written = (
+        default.model_dump_json() if hasattr(default, "model_dump_json") else "null" if default is None else default
+    )
+    written = str(list(default)) if isinstance(default, tuple) else written
+
+    assert value_at(config(f"{key}={written}"), key) == default
+
+
+def test_one_try_shows_every_problem():
+    with pytest.raises(ConfigError) as caught:
+        config("eval.steps=0", "train.batch_size=100", "algo.kl.target=6")
+
+    assert [
+        word for word in ("eval.steps", "train.batch_size", "algo.kl.target") if word not in str(caught.value)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["storage.options.secret=hush"],
+        ["storage.root=s3://me:hush@host/runs"],
+        ["logger.wandb.key=hush"],
+        ["logger.wandb.kee=hush"],
+        ["storage.optoins={secret: hush}"],
+    ],
+)
+def test_a_refused_credential_is_not_repeated(overrides):
+    """CASE 119"""
+    with pytest.raises(ConfigError) as caught:
+        config(*overrides)
+
+    assert "hush" not in str(caught.value)
+
+
+def test_harmless_storage_options_are_accepted():
+    options = "{endpoint_url: 'http://host:9000', anon: true, client_kwargs: {region_name: x}, use_ssl: false}"
+
+    assert config(f"storage.options={options}").storage.options["anon"] is True

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import training_batches as tb
+
+from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
+
+
+def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0):
+    entropy_BT = torch.zeros_like(logprobs_BT) if entropy_BT is None else entropy_BT
+    return micro_batch_loss(config, step or tb.step_of(*rows), tb.batch_of(*rows), logprobs_BT, entropy_BT, kl_coef)
+
+
+def sums_of(part):
+    return dict(zip(SUMS, part.sums.tolist(), strict=True))
+
+
+def test_ppo_golden_row():
+    """ALGORITHMS section 8: logp -1, eps .2/.27: token losses [-1.27, -.67032] and [1.349859, .8], mean .052385."""
+    config = tb.config("actor.eps_clip_low_high=[0.2, 0.27]")
+    rows = [tb.experience([-1.3, -0.6], advantage=1.0), tb.experience([-1.3, -0.6], advantage=-1.0)]
+
+    part = loss_of(config, rows, tb.padded([-1, -1], [-1, -1]))
+
+    assert part.loss.item() == pytest.approx(0.052385, abs=1e-6)
+    assert sums_of(part)["clipped"] / sums_of(part)["tokens"] == 0.5
+    assert sums_of(part)["approx_kl"] / sums_of(part)["tokens"] == pytest.approx(0.05, abs=1e-6)
+    assert part.ratio_max.item() == pytest.approx(1.349859, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["token", "sample", "constant_length"])
+def test_micro_batches_add_up_to_the_step(mode):
+    """Padding differs between the micro-batches, and the entropy and KL terms are on."""
+    config = tb.config(
+        f"actor.loss_agg_mode={mode}", "actor.entropy_coef=0.1", "algo.kl.init_coef=0.1", "algo.kl.use_loss=true"
+    )
+    rows = [tb.experience([-1.0] * n, ref=[-2.0] * n, advantage=n) for n in (1, 4, 2)]
+    logprobs = [[-0.9] * n for n in (1, 4, 2)]
+    step = tb.step_of(*rows)
+
+    whole = loss_of(config, rows, tb.padded(*logprobs), tb.padded(*logprobs), step, kl_coef=0.1)
+    parts = [
+        loss_of(config, [row], tb.padded(lp), tb.padded(lp), step, kl_coef=0.1)
+        for row, lp in zip(rows, logprobs, strict=True)
+    ]
+
+    torch.testing.assert_close(sum(part.loss for part in parts), whole.loss)
+    torch.testing.assert_close(sum(part.sums for part in parts), whole.sums)
+
+
+def test_dr_grpo_divides_by_the_constant_length():
+    config = tb.config("algo.advantage.estimator=dr_grpo", "rollout.max_new_tokens=10")
+
+    part = loss_of(config, [tb.experience([-1.0, -1.0])], tb.padded([-1, -1]))
+
+    assert part.loss.item() == pytest.approx(-2 / 10)
+
+
+def test_correction_scales_token_losses_only_where_it_is_on():
+    """w = exp(-1 - (-3)) = 7.39, clamped to 5: loss -5 instead of -1."""
+    rows = [tb.experience([-1.0], rollout=[-3.0])]
+
+    off = loss_of(tb.config(), rows, tb.padded([-1]))
+    on = loss_of(tb.config("algo.advantage.is_correction_enable=true"), rows, tb.padded([-1]))
+
+    assert (off.loss.item(), on.loss.item()) == (-1, -5)
+    assert sums_of(off)["mismatch"] == sums_of(on)["mismatch"] == 2
+    assert sums_of(on)["capped"] == 1
+
+
+def test_constrained_row_is_kept_out_of_the_correction_and_of_its_statistics():
+    config = tb.config("algo.advantage.is_correction_enable=true")
+
+    part = loss_of(config, [tb.experience([-1.0], rollout=[-3.0], constrained=True)], tb.padded([-1]))
+
+    assert part.loss.item() == -1
+    assert (sums_of(part)["compared"], sums_of(part)["mismatch"]) == (0, 0)
+
+
+def test_kl_is_measured_unscaled_and_enters_the_loss_only_as_a_loss():
+    rows = [tb.experience([-1.0], ref=[-1.5], advantage=0.0)]
+    as_loss = tb.config("algo.kl.init_coef=0.2", "algo.kl.use_loss=true")
+
+    penalty = loss_of(tb.config("algo.kl.init_coef=0.2"), rows, tb.padded([-1]), kl_coef=0.2)
+    loss = loss_of(as_loss, rows, tb.padded([-1]), kl_coef=0.2)
+
+    assert penalty.loss.item() == 0
+    assert loss.loss.item() == pytest.approx(0.2 * 0.5)
+    assert sums_of(penalty)["kl"] == sums_of(loss)["kl"] == 0.5
+
+
+def test_entropy_bonus_lowers_the_loss():
+    rows = [tb.experience([-1.0, -1.0], advantage=0.0)]
+    entropy_BT = tb.padded([1, 3])
+
+    part = loss_of(tb.config("actor.entropy_coef=0.1"), rows, tb.padded([-1, -1]), entropy_BT)
+
+    assert part.loss.item() == pytest.approx(-0.1 * 2)
+    assert sums_of(part)["entropy"] == 4
+
+
+def test_unknown_numbers_in_the_padding_do_not_count():
+    rows = [tb.experience([-1.0, -1.0]), tb.experience([-1.0])]
+    logprobs_BT = tb.padded([-1, -1], [-1])
+    with torch.no_grad():
+        logprobs_BT[1, 2] = math.nan
+
+    assert loss_of(tb.config(), rows, logprobs_BT).loss.item() == -1
+
+
+def test_filler_has_a_graph_and_adds_nothing():
+    logprobs_BT = tb.padded([-1, -2])
+
+    part = filler_loss(logprobs_BT)
+    part.loss.backward()
+
+    assert part.loss.item() == 0
+    assert not part.sums.any()
+    assert not logprobs_BT.grad.any()

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rlhf_core.training.objective import SUMS, MicroBatchLoss
+from rlhf_core.training.ranks import RankInfo
+from rlhf_core.training.report import StepTally, UpdateTally
+
+
+def part(loss=0.0, ratio_max=1.0, **sums):
+    values = torch.tensor([sums.get(name, 0.0) for name in SUMS], dtype=torch.float64)
+    return MicroBatchLoss(torch.tensor(loss), values, torch.tensor(ratio_max))
+
+
+def step_of(*parts):
+    tally = StepTally(torch.device("cpu"))
+    for item in parts:
+        tally.add(item)
+    return tally
+
+
+def test_means_are_over_tokens_of_applied_steps():
+    tally = UpdateTally()
+    tally.applied(step_of(part(policy_loss=1, tokens=1, entropy=2, compared=1, mismatch=3, ratio_max=2.0)), grad_norm=4)
+    tally.applied(step_of(part(policy_loss=2, tokens=3, entropy=2, compared=1, mismatch=1)), grad_norm=2)
+    tally.skipped()
+
+    report = tally.report(lr=0.1, seconds=1.0, has_reference=False)
+
+    assert (report.policy_loss, report.entropy, report.mismatch, report.grad_norm) == (1.5, 1, 2, 3)
+    assert (report.ratio_max, report.num_tokens, report.applied_steps, report.skipped_steps) == (2, 4, 2, 1)
+
+
+def test_kl_is_left_out_without_a_reference():
+    tally = UpdateTally()
+    tally.applied(step_of(part(tokens=2, kl=1)), grad_norm=1)
+
+    assert tally.report(lr=0.1, seconds=1, has_reference=True).metrics()["kl"] == 0.5
+    assert "kl" not in tally.report(lr=0.1, seconds=1, has_reference=False).metrics()
+
+
+def test_update_of_nothing_reports_zeros():
+    report = UpdateTally().report(lr=0.1, seconds=1, has_reference=True)
+
+    assert all(math.isfinite(value) for value in report.metrics().values())
+    assert (report.num_tokens, report.applied_steps) == (0, 0)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_loss_that_is_not_finite_marks_the_step(bad):
+    assert step_of(part(1.0), part(2.0)).finite == 1
+    assert step_of(part(bad), part(2.0)).finite == 0
+
+
+@pytest.mark.parametrize(("device", "backend", "name"), [("cpu", "gloo", "cpu"), ("gpu", "nccl", "cuda:3")])
+def test_rank_knows_its_backend_and_device(device, backend, name):
+    rank = RankInfo(5, 8, 3, "127.0.0.1", 29500, device)
+
+    assert (rank.backend, str(rank.torch_device)) == (backend, name)
