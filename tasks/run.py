@@ -210,7 +210,7 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         config=config,
         device=placement.device,
         workdir=str(Path.cwd()),
-        model_cache=str(Path(os.environ.get("RLHF_HOME", ".rlhf")).absolute() / "models"),
+        model_cache=model_cache(),
     )
     session = RunSession(context, ActorGroups(context, placement, cores()), lease)
     plan: RunPlan | None = None
@@ -234,6 +234,11 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         raise
     assert plan is not None, "session.open asks for the plan"
     return OpenRun(run_id, config, store, session, plan, tracker)
+
+
+def model_cache() -> str:
+    """Folder of built-in models, the same for every worker of this machine."""
+    return str(Path(os.environ.get("RLHF_HOME", ".rlhf")).absolute() / "models")
 
 
 def make_plan(config: Config, facts: DataFacts) -> RunPlan:

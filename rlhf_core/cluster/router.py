@@ -19,9 +19,10 @@ from rlhf_core.cluster.wait import PROCESS_GONE
 from rlhf_core.errors import DeadlineError, WorkerError
 
 if TYPE_CHECKING:
-    from rlhf_core.records import GenerateRequest, Generation
     from collections.abc import Sequence
     from typing import TypeAlias
+
+    from rlhf_core.records import GenerateRequest, Generation
 
     _Asked: TypeAlias = tuple[GenerateRequest, asyncio.Future[Generation]]
 

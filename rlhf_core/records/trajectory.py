@@ -23,10 +23,11 @@ import numpy as np
 from rlhf_core.records.reward import RewardStatus
 
 if TYPE_CHECKING:
-    from rlhf_core.records.generation import SamplingParams
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+
+    from rlhf_core.records.generation import SamplingParams
 
 
 class StopReason(StrEnum):
