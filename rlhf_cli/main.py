@@ -88,12 +88,11 @@ def train(
 @app.command()
 def launch(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None) -> None:
     """Start a run on the local stack's worker, follow it, and show its result. Needs `rlhf up`."""
-    from rlhf_cli.launch import launch_and_follow
-
-    stack = Stack.here()
-    if not use_stack(stack):
+    if not use_stack(Stack.here()):
         raise RlhfError("the local stack is not running: start it with `rlhf up`, or use `rlhf train`")
-    if not asyncio.run(launch_and_follow(out, stack, config, overrides or [], run_id)):
+    from rlhf_cli.launch import launch_and_follow  # Prefect reads its settings as it is imported
+
+    if not asyncio.run(launch_and_follow(out, Stack.here(), config, overrides or [], run_id)):
         raise typer.Exit(1)
 
 
