@@ -39,7 +39,8 @@ def _connect(address: str | None) -> None:
     common: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
     if not address:
         logger.info("starting a Ray cluster that ends with this process")
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **common)
+        # "local": with no address Ray would join whatever cluster runs on this machine.
+        ray.init(address="local", include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **common)
         return
     try:
         ray.init(address=address, **common)

@@ -36,8 +36,6 @@ class DataFacts:
     prompts: int  # of one epoch
     dropped: int  # overlong
     fingerprint: str  # of every row: a resumed run must see the same
-    eval_prompts: int
-    eval_dropped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +75,6 @@ class RolloutWorker:
             prompts=self._order.size,
             dropped=self._prompts.overlong,
             fingerprint=self._prompts.fingerprint(),
-            eval_prompts=len(self._held_out) if self._held_out else 0,
-            eval_dropped=self._held_out.overlong if self._held_out else 0,
         )
 
     async def ping(self) -> None:

@@ -92,10 +92,9 @@ class RunSession:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
         if not keep_actors:
-            # Killing the scoring worker would leave its reward processes to notice the closed pipe: end them first.
-            await asyncio.gather(
-                self._quietly(self._scoring.shutdown), *(self._quietly(e.shutdown) for e in self._engines)
-            )
+            # Reward processes, shared memory: what would outlive a killed actor.
+            tidy = [*self._engines, *self._policy, self._scoring]
+            await asyncio.gather(*(self._quietly(actor.shutdown) for actor in tidy))
             self._groups.kill([*self._groups.names, "keeper"])
         await asyncio.to_thread(self._lease.release)
 

@@ -151,6 +151,11 @@ class PolicyWorker(RankWorker):
             self._sync = WeightSync(self._running, self._context)
         self._sync.send(RayEngineGroup(engines, timeout))
 
+    def shutdown(self) -> None:
+        """Leave nothing behind that outlives the process."""
+        if self._sync is not None:
+            self._sync.close()
+
     @property
     def _running(self) -> PolicyTrainer:
         if self._trainer is None:

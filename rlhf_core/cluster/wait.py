@@ -5,7 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, WorkerCrashedError
+from ray.exceptions import (
+    ActorUnavailableError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    WorkerCrashedError,
+)
 
 from rlhf_core.errors import DeadlineError, WorkerError
 
@@ -13,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Sequence
 
 # What Ray raises when a process is gone, as opposed to what the code in it raised.
-PROCESS_GONE = (RayActorError, ActorUnavailableError, WorkerCrashedError, ObjectLostError)
+PROCESS_GONE = (RayActorError, ActorUnavailableError, WorkerCrashedError, ObjectLostError, OutOfMemoryError)
 
 
 async def all_of(calls: Sequence[Awaitable[Any]], seconds: float, what: str) -> list[Any]:

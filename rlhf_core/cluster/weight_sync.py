@@ -61,6 +61,12 @@ class WeightSync:
         assert self._transfer is not None, "_meet makes it"
         self._transfer.send(self._trainer.version)
 
+    def close(self) -> None:
+        """Leave nothing behind: no file in shared memory, no group."""
+        self._shm.close()
+        if self._transfer is not None:
+            self._transfer.close()
+
     def _meet(self, group: RayEngineGroup) -> None:
         if self._transfer is not None:
             self._transfer.close()

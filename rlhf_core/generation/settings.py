@@ -32,7 +32,7 @@ class EngineSettings:
     tensor_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     cpu_kv_cache_gib: float = 1.0
-    cpu_threads: int = 1
+    cpu_threads: int = 1  # of each worker; with another number the log-probs may differ in the last bits
     enforce_eager: bool = False
     enable_prefix_caching: bool = True
     seed: int = 0
@@ -54,7 +54,7 @@ class EngineSettings:
             tensor_parallel_size=vllm.tensor_parallel_size,
             gpu_memory_utilization=vllm.gpu_memory_utilization,
             cpu_kv_cache_gib=vllm.cpu_kv_cache_gib,
-            cpu_threads=max(1, (os.cpu_count() or 1) // (vllm.num_engines * vllm.tensor_parallel_size)),
+            cpu_threads=_cpu_threads(vllm.num_engines * vllm.tensor_parallel_size),
             enforce_eager=vllm.enforce_eager,
             enable_prefix_caching=vllm.enable_prefix_caching,
             seed=config.train.seed,
@@ -94,6 +94,11 @@ class EngineSettings:
 
     def _gpu_arguments(self) -> dict[str, Any]:
         return {"enforce_eager": self.enforce_eager, "gpu_memory_utilization": self.gpu_memory_utilization}
+
+
+def _cpu_threads(workers: int) -> int:
+    """This machine's cores shared by all workers, less one each for the process that feeds it."""
+    return max(1, (os.cpu_count() or 1) // workers - 1)
 
 
 def sync_backend(config: Config, device: Device) -> str:

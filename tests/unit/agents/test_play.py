@@ -12,13 +12,19 @@ from rlhf_core.errors import GenerationError, RunFailedError, WorkerError
 EXECUTOR = SingleTurnAgentExecutor()
 
 
+async def ticks(count=50):
+    """Time enough for every task that need not wait, however busy the machine."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
 def slow_if(sample_is_slow, error=None, seconds=60):
     """Plays; where the test says so, first waits, or raises after the others have had their turn."""
 
     async def act(played):
         if sample_is_slow(played):
             if error is not None:
-                await asyncio.sleep(0.05)
+                await ticks()
                 raise error
             await asyncio.sleep(seconds)
         return await EXECUTOR.execute(played)
@@ -72,7 +78,7 @@ async def test_a_group_that_finishes_while_another_is_written_is_published_too()
         async def add(self, rows):
             if not writing.is_set():
                 writing.set()
-                await asyncio.sleep(0.05)
+                await ticks()
             await super().add(rows)
 
     async def act(played):

