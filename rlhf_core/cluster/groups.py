@@ -37,7 +37,7 @@ class ActorGroups:
         self.num_engines = config.vllm.num_engines
         self.num_policy = config.actor.world_size
         self.num_reference = reference_ranks(config) if config.needs_reference else 0
-        self._threads = config.run.cpu_threads or max(1, cores // max(self.num_policy, self.num_engines))
+        self._threads = config.run.cpu_threads or max(1, cores // self.num_policy)
 
     @property
     def namespace(self) -> str:
@@ -67,18 +67,22 @@ class ActorGroups:
 
     def engine(self, index: int) -> Any:
         """One rollout engine."""
+        return self._actor(EngineWorker, f"engine-{index}", self._placement.engine, self.engine_environment, index)
+
+    @property
+    def engine_environment(self) -> dict[str, str]:
+        """What an engine's process must find in its environment before it imports vLLM."""
         config, device = self._context.config, self._context.device
         settings = EngineSettings.from_config(config, config.actor.model_name_or_path, device)
-        environment = {**self._threaded, **engine_environment(settings)}
-        return self._actor(EngineWorker, f"engine-{index}", self._placement.engine, environment, index)
+        return engine_environment(settings)
 
     def policy(self, rank: int) -> Any:
         """One rank of the policy."""
-        return self._actor(PolicyWorker, f"policy-{rank}", self._placement.policy, self._threaded, rank)
+        return self._actor(PolicyWorker, f"policy-{rank}", self._placement.policy, self.rank_environment, rank)
 
     def reference(self, rank: int) -> Any:
         """One rank of the reference model."""
-        return self._actor(ReferenceWorker, f"reference-{rank}", self._placement.reference, self._threaded, rank)
+        return self._actor(ReferenceWorker, f"reference-{rank}", self._placement.reference, self.rank_environment, rank)
 
     def rollout(self) -> Any:
         """The rollout worker."""
@@ -104,8 +108,9 @@ class ActorGroups:
                 continue
 
     @property
-    def _threaded(self) -> dict[str, str]:
-        return {"OMP_NUM_THREADS": str(self._threads)}
+    def rank_environment(self) -> dict[str, str]:
+        """What a training rank's process must find in its environment."""
+        return {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(self._threads)}
 
     def _actor(self, kind: type, name: str, share: Share, environment: dict[str, str], *args: Any) -> Any:
         remote = ray.remote(kind).options(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rlhf_core.cluster.context import WorkerContext
-    from rlhf_core.records import Part
+    from rlhf_core.records import Generate, Part
 
 logger = get_logger(__name__)
 
@@ -131,9 +131,24 @@ class RolloutWorker:
         config = self._config
         router = EngineRouter(engines, config.vllm.request_timeout)
         watch = FailureWatch(config.rollout.max_consecutive_failures, fail_fast=config.rollout.on_error == "fail")
+        groups = self.episodes(iteration, prompts, samples, sampling, router)
+        try:
+            return await play(self._executor, groups, publisher, watch)
+        finally:
+            await router.close()
+
+    def episodes(
+        self,
+        iteration: int,
+        prompts: Sequence[tuple[str, Prompt]],
+        samples: int,
+        sampling: SamplingParams,
+        generate: Generate,
+    ) -> list[list[Episode]]:
+        """The groups of a batch: ``samples`` episodes of each prompt, each with a seed of its own."""
 
         def episode(group_id: str, prompt: Prompt, sample: int) -> Episode:
-            seed = sample_seed(config.train.seed, iteration, prompt.row_id, sample)
+            seed = sample_seed(self._config.train.seed, iteration, prompt.row_id, sample)
             return Episode(
                 run_id=self._context.run_id,
                 iteration=iteration,
@@ -141,16 +156,12 @@ class RolloutWorker:
                 group_id=group_id,
                 sample_index=sample,
                 sampling=replace(sampling, seed=seed),
-                max_len=config.data.max_len,
-                generate=router,
+                max_len=self._config.data.max_len,
+                generate=generate,
                 tokenizer=self._tokenizer,
             )
 
-        groups = [[episode(group_id, prompt, i) for i in range(samples)] for group_id, prompt in prompts]
-        try:
-            return await play(self._executor, groups, publisher, watch)
-        finally:
-            await router.close()
+        return [[episode(group_id, prompt, i) for i in range(samples)] for group_id, prompt in prompts]
 
     def _published(self, iteration: int, version: int) -> tuple[list[Part], dict[str, list[Trajectory]]]:
         """Whole shards of an earlier attempt, and their groups. Those of another policy version are superseded."""

@@ -49,6 +49,8 @@ class RunSession:
         self.total_steps = 0
         self._groups = groups
         self._lease = lease
+        self._rollout: Any = None
+        self._scoring: Any = None
         self._engines: list[Any] = []
         self._policy: list[Any] = []
         self._reference: list[Any] = []
@@ -93,7 +95,7 @@ class RunSession:
             await asyncio.gather(self._renewal, return_exceptions=True)
         if not keep_actors:
             # Reward processes, shared memory: what would outlive a killed actor.
-            tidy = [*self._engines, *self._policy, self._scoring]
+            tidy = [a for a in (*self._engines, *self._policy, self._scoring) if a is not None]
             await asyncio.gather(*(self._quietly(actor.shutdown) for actor in tidy))
             self._groups.kill([*self._groups.names, "keeper"])
         await asyncio.to_thread(self._lease.release)

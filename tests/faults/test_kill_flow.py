@@ -1,7 +1,7 @@
 """``kill -9`` of the flow's process in the middle of a rollout, then the same command again.
 
-    attempt 1   iteration 0 done, iteration 1: some groups published  ──SIGKILL
-    attempt 2   iteration 0 untouched, policy re-made from the log, iteration 1: only the missing groups are sampled
+attempt 1   iteration 0 done, iteration 1: some groups published  ──SIGKILL
+attempt 2   iteration 0 untouched, policy re-made from the log, iteration 1: only the missing groups are sampled
 """
 
 import json
@@ -32,7 +32,14 @@ SECONDS = 240
 
 
 def start(root, home, log):
-    command = [sys.executable, "-c", "from rlhf_cli.main import main; main()", "train", "-c", "configs/grpo_tiny_cpu.yaml"]
+    command = [
+        sys.executable,
+        "-c",
+        "from rlhf_cli.main import main; main()",
+        "train",
+        "-c",
+        "configs/grpo_tiny_cpu.yaml",
+    ]
     command += ["--run-id", "killed", f"storage.root={root}", *OVERRIDES]
     environment = {**os.environ, "RLHF_HOME": str(home)}
     return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)

@@ -1,9 +1,9 @@
 """Whole runs in one process, on real parts: Prefect server, MLflow server, Ray, vLLM, DeepSpeed.
 
-    run      seed   what it is for
-    first    1      everything that a run leaves behind
-    again    1      the same, bit for bit
-    other    2      not the same
+run      seed   what it is for
+first    1      everything that a run leaves behind
+again    1      the same, bit for bit
+other    2      not the same
 """
 
 import json
@@ -15,7 +15,6 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
 from flows.train import train
-from rlhf_core.config import load_config
 from rlhf_core.errors import ConfigError
 from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore, RunStore, trajectories
