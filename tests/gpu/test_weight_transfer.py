@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.generation import EngineSettings, Rendezvous, TransferSender, VllmEngine
+from rlhf_core.generation.engine import VllmEngine
+from rlhf_core.generation.senders import Rendezvous, TransferSender
+from rlhf_core.generation.settings import EngineSettings
 from rlhf_core.records import GenerateRequest, SamplingParams
 from rlhf_core.weights import TensorMeta
 

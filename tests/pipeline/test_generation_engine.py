@@ -16,7 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_core.errors import GenerationError, WeightSyncError, WorkerError
-from rlhf_core.generation import EngineSettings, ShmSender, VllmEngine
+from rlhf_core.generation.engine import VllmEngine
+from rlhf_core.generation.senders import ShmSender
+from rlhf_core.generation.settings import EngineSettings
 from rlhf_core.records import GenerateRequest, SamplingParams, StopReason
 from rlhf_core.weights import TensorMeta
 
