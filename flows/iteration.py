@@ -9,6 +9,8 @@ Each step returns at once where its manifest says that it is done: running an it
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
 
 from tasks.advantage import advantage
@@ -24,15 +26,18 @@ from tasks.weights import sync_weights
 
 
 @flow(name="rlhf-iteration", flow_run_name="{run_id} iteration {iteration}", persist_result=False)
-async def iteration_flow(run_id: str, iteration: int, storage_root: str) -> None:
+async def iteration_flow(
+    run_id: str, iteration: int, storage_root: str, storage_options: dict[str, Any] | None = None
+) -> None:
     """Run one iteration of a run.
 
     Args:
         run_id: The run.
         iteration: Its number, from 0.
         storage_root: Where the run's log lies; its configuration is read from there.
+        storage_options: Options of that file system, as in storage.options.
     """
-    async with open_stored(run_id, storage_root) as run:
+    async with open_stored(run_id, storage_root, storage_options or {}) as run:
         version = iteration + 1
         await rollout(run_id, iteration)
         await reward(run_id, iteration)

@@ -19,7 +19,7 @@ from prefect.logging import get_run_logger
 from flows.identity import run_child
 from flows.iteration import iteration_flow
 from tasks.evaluate import evaluate
-from tasks.lineage import track
+from tasks.lineage import tell_failure, track
 from tasks.report import Progress, link_tracker, report_evaluation
 from tasks.run import (
     OpenRun,
@@ -54,7 +54,11 @@ async def train(
     async with opened(checked, run_id, resume, runtime.flow_run.id) as run:
         logger.info("log of the run: %s", run.store.url)
         await link_tracker(run_id, await track(run_id))
-        await run_iterations(run)
+        try:
+            await run_iterations(run)
+        except Exception:
+            await tell_failure(run_id)
+            raise
         await track(run_id, insist=True)
         return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": run.plan.iterations}
 
@@ -72,6 +76,11 @@ async def run_iterations(run: OpenRun) -> None:
             deployment="iteration",
             key=f"{run.run_id}/{iteration:08d}",
             name=f"{run.run_id} iteration {iteration}",
-            parameters={"run_id": run.run_id, "iteration": iteration, "storage_root": run.store.root},
+            parameters={
+                "run_id": run.run_id,
+                "iteration": iteration,
+                "storage_root": run.store.root,
+                "storage_options": run.store.options,
+            },
         )
     await progress.show(run.plan.iterations)

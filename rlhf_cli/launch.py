@@ -141,7 +141,7 @@ def _summary(out: Console, store: RunStore, url: str, tracker_url: str | None) -
     out.print(samples_table("after", _samples(store, last_eval, last - 1)))
     out.print(f"Prefect       {url}", soft_wrap=True)
     out.print(f"MLflow        {tracker_url or 'no tracker'}", soft_wrap=True)
-    out.print(f"trajectories  {store.url_of('iterations')}   (rlhf trajectories {store.run_id})", soft_wrap=True)
+    out.print(f"trajectories  {store.url_of('iterations')}   (rlhf trajectories {store.url})", soft_wrap=True)
     out.print(f"checkpoints   {store.url_of('checkpoints')}", soft_wrap=True)
 
 

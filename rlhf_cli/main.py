@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from rlhf_cli.stack import Stack, rlhf_home, use_stack
+from rlhf_cli.stack import Stack, use_stack
 from rlhf_core.errors import RlhfError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")
@@ -23,11 +23,14 @@ app.add_typer(config_app, name="config")
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
+# --section.key=value, as OpenRLHF users write it, is an override like section.key=value.
+OPENRLHF_FLAGS = {"ignore_unknown_options": True}
+
 ConfigFile = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of one in configs/.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, on top of the file.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Names the run; the same id again resumes.")]
 Run = Annotated[str, typer.Argument(help="A run id below --root, or the URL of a run.")]
-Root = Annotated[str | None, typer.Option("--root", help="storage.root of the run; default: $RLHF_HOME/runs.")]
+Root = Annotated[str | None, typer.Option("--root", help="storage.root of the run, if it is not the default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
@@ -61,7 +64,7 @@ def status(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(context_settings=OPENRLHF_FLAGS)
 def train(
     config: ConfigFile,
     overrides: Overrides = None,
@@ -85,7 +88,7 @@ def train(
     out.print_json(json.dumps(result))
 
 
-@app.command()
+@app.command(context_settings=OPENRLHF_FLAGS)
 def launch(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None) -> None:
     """Start a run on the local stack's worker, follow it, and show its result. Needs `rlhf up`."""
     if not use_stack(Stack.here()):
@@ -125,7 +128,7 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@config_app.command("show")
+@config_app.command("show", context_settings=OPENRLHF_FLAGS)
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     """The whole configuration, defaults included."""
     import yaml
@@ -136,13 +139,15 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     out.print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), markup=False, soft_wrap=True, end="")
 
 
-@config_app.command("check")
+@config_app.command("check", context_settings=OPENRLHF_FLAGS)
 def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
     """Refuse what cannot work, and say what the run will ask of the cluster."""
     from rlhf_core.cluster.placement import place
     from rlhf_core.config import load_config
+    from rlhf_core.rewards import check_reward_config
 
     checked = load_config(config, overrides or [])
+    check_reward_config(checked.reward)
     resources: dict[str, float] = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(_gpus())}
     placement = place(checked, resources)
     out.print(f"{config}: valid; on this machine ({placement.device}):")
@@ -152,12 +157,13 @@ def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
 
 def run_store(run: str, root: str | None) -> Any:
     """The log of a run named by id or URL."""
+    from rlhf_core.config.model import StorageConfig
     from rlhf_core.errors import ConfigError
     from rlhf_core.storage import RunStore
 
     if "/" in run:
         root, _, run = run.rstrip("/").rpartition("/")
-    store = RunStore(run, root or str(rlhf_home() / "runs"))
+    store = RunStore(run, root or StorageConfig().root)
     if store.read_run() is None:
         raise ConfigError(f"no run at {store.url}: check the run id, or name its storage.root with --root")
     return store

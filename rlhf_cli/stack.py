@@ -121,6 +121,7 @@ class Stack:
             # A crashed server must not keep concurrency slots taken.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_LOGGING_EXTRA_LOGGERS": "rlhf",  # our own warnings belong to the flow run's log
             # On SQLite two writers give "database is locked", which costs the client seconds: write in batches.
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",

@@ -22,7 +22,7 @@ def show_trajectories(
     out: Console, store: RunStore, iteration: int | None, where: str | None, limit: int, as_json: bool
 ) -> None:
     """Print samples of a run."""
-    rows: list[dict[str, Any]] = trajectories(store, iteration, where, limit).to_pylist()
+    rows: list[dict[str, Any]] = trajectories(store, iteration, where, limit).to_pylist(maps_as_pydicts="strict")
     if as_json:
         out.print_json(json.dumps(rows, default=str, ensure_ascii=False))
         return

@@ -45,6 +45,14 @@ async def track(run_id: str, insist: bool = False) -> str | None:
     return run.tracker.url
 
 
+async def tell_failure(run_id: str) -> None:
+    """Mark the tracker's run as failed; a retry marks it as running again. The failure itself is what matters."""
+    try:
+        await asyncio.to_thread(current_run(run_id).tracker.finish, succeeded=False)
+    except (RlhfError, OSError) as error:
+        logger.warning("the tracker was not told of the failure: %s", error)
+
+
 def iteration_metrics(run: OpenRun, iteration: int) -> dict[str, float]:
     """Every metric of an iteration, and the seconds of its stages, from the manifests."""
     metrics: dict[str, float] = {"policy_version": float(iteration + 1)}

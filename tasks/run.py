@@ -21,13 +21,13 @@ from rlhf_core.cluster.groups import ActorGroups
 from rlhf_core.cluster.placement import place
 from rlhf_core.cluster.session import RunSession, cores
 from rlhf_core.config import Config, load_config, parse_config
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, WorkerError
 from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
 from rlhf_core.storage import CheckpointStore, LeaseOwner, RunStore, acquire
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from rlhf_core.cluster.rollout_worker import DataFacts
 
@@ -101,12 +101,12 @@ async def opened(
 
 
 @asynccontextmanager
-async def open_stored(run_id: str, storage_root: str) -> AsyncIterator[OpenRun]:
+async def open_stored(run_id: str, root: str, options: dict[str, Any]) -> AsyncIterator[OpenRun]:
     """A run that exists already, with the configuration it was started with."""
     if run_id in _OPEN:
         yield _OPEN[run_id]
         return
-    config = await asyncio.to_thread(stored_config, RunStore(run_id, storage_root))
+    config = await asyncio.to_thread(stored_config, RunStore(run_id, root, options))
     async with opened(config, run_id, "must") as run:
         yield run
 
@@ -171,7 +171,9 @@ def check_resume(
     own_retry = flow_run_id is not None and body.get("flow_run_id") == flow_run_id
     if resume == "never" and not own_retry:
         raise ConfigError(f"resume=never, but a run exists at {store.url}: choose another run_id, or resume=if-present")
-    changed = different_keys(body["config"], config.model_dump(mode="json"))
+    # Through the schema: a key that did not exist when the run was started had its default.
+    started_with = parse_config(body["config"], source=store.url_of("run.json"))
+    changed = different_keys(started_with.model_dump(mode="json"), config.model_dump(mode="json"))
     if changed:
         listed = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in sorted(changed.items()))
         raise ConfigError(
@@ -228,12 +230,27 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         return plan.total_steps
 
     try:
-        await session.open(plan_steps)
+        await _open_session(session, plan_steps)
     except BaseException:
         await session.close(keep_actors=False)
         raise
     assert plan is not None, "session.open asks for the plan"
     return OpenRun(run_id, config, store, session, plan, tracker)
+
+
+async def _open_session(session: RunSession, plan_steps: Callable[[DataFacts], Awaitable[int]]) -> None:
+    """Start the processes; one that dies while starting costs another attempt, not the run."""
+    attempts = session.config.run.max_restarts + 1
+    for attempt in range(1, attempts + 1):
+        try:
+            await session.open(plan_steps)
+        except WorkerError as error:
+            if attempt == attempts:
+                raise
+            logger.warning("starting the workers again (attempt %d of %d failed): %s", attempt, attempts, error)
+            await session.discard_actors()
+        else:
+            return
 
 
 def model_cache() -> str:

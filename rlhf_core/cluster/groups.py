@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -25,6 +26,10 @@ WORKER_ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
 }
+
+
+# A killed actor keeps its name for a moment; a new one must not be mistaken for it.
+NAME_SECONDS = 10.0
 
 
 class ActorGroups:
@@ -100,12 +105,22 @@ class ActorGroups:
         return remote.remote(self.namespace, seconds)
 
     def kill(self, names: list[str]) -> None:
-        """End actors; those that are gone already do not matter."""
+        """End actors, and wait until their names are free; those that are gone already do not matter."""
         for name in names:
             try:
                 ray.kill(ray.get_actor(name, namespace=self.namespace))
             except ValueError:
                 continue
+        deadline = time.monotonic() + NAME_SECONDS
+        while time.monotonic() < deadline and any(self._is_taken(name) for name in names):
+            time.sleep(0.02)
+
+    def _is_taken(self, name: str) -> bool:
+        try:
+            ray.get_actor(name, namespace=self.namespace)
+        except ValueError:
+            return False
+        return True
 
     @property
     def rank_environment(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlhf_core.config.rules import misfits
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,9 +61,12 @@ def place(config: Config, resources: Mapping[str, float]) -> Placement:
     shares of CPUs only have to add up, so that Ray never waits for one that is not there.
 
     Raises:
-        ConfigError: the cluster has too few GPUs, with the sum that did not fit.
+        ConfigError: the cluster has too few GPUs, with the sum that did not fit; or a setting does not exist on its kind.
     """
     device = resolve_device(config, resources)
+    problems = list(misfits(config, device))
+    if problems:
+        raise ConfigError("\n".join(problems))
     tensor_parallel = config.vllm.tensor_parallel_size
     ranks = config.actor.world_size + (reference_ranks(config) if config.needs_reference else 0)
     processes = config.vllm.num_engines * tensor_parallel + ranks

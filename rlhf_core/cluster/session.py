@@ -16,9 +16,10 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.cluster.placement import LIGHT_WORKERS
 from rlhf_core.cluster.trainer_worker import Seat
 from rlhf_core.cluster.wait import all_of, one
-from rlhf_core.errors import DeadlineError, LeaseError, StorageError, TrainingError, WorkerError
+from rlhf_core.errors import CorruptShardError, DeadlineError, LeaseError, StorageError, TrainingError, WorkerError
 from rlhf_core.records import Stage, StageRef
 from rlhf_core.storage import CheckpointStore
 from rlhf_core.telemetry import get_logger
@@ -72,6 +73,8 @@ class RunSession:
         """
         self._keeper = self._groups.keeper(self.config.run.lease_seconds)
         self._renewal = asyncio.create_task(self._renew_forever())
+        # Always anew: an earlier attempt's would still hold the task and reward files that have been mended since.
+        self._groups.kill([*LIGHT_WORKERS])
         self._rollout = self._groups.rollout()
         self._scoring = self._groups.scoring()
         self._engines = [self._groups.engine(i) for i in range(self._groups.num_engines)]
@@ -90,15 +93,24 @@ class RunSession:
 
     async def close(self, keep_actors: bool) -> None:
         """Give the run back. With ``keep_actors`` the next attempt finds them, until the keeper's lease ends."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
         if not keep_actors:
             # Reward processes, shared memory: what would outlive a killed actor.
             tidy = [a for a in (*self._engines, *self._policy, self._scoring) if a is not None]
             await asyncio.gather(*(self._quietly(actor.shutdown) for actor in tidy))
-            self._groups.kill([*self._groups.names, "keeper"])
+            await self.discard_actors()
+        await self._stop_renewing()
         await asyncio.to_thread(self._lease.release)
+
+    async def discard_actors(self) -> None:
+        """End every actor; ``open`` makes new ones."""
+        await self._stop_renewing()
+        self._groups.kill([*self._groups.names, "keeper"])
+
+    async def _stop_renewing(self) -> None:
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
+            self._renewal = None
 
     async def heal(self, version: int, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run ``work`` with every actor at ``version``; where a worker dies, rebuild it and run ``work`` again.
@@ -153,9 +165,7 @@ class RunSession:
 
     async def _restore(self, version: int) -> None:
         """From the start of training to ``version``: newest checkpoint, then the recorded updates, digests checked."""
-        checkpoints = CheckpointStore(self.store)
-        usable = [v for v in await asyncio.to_thread(checkpoints.versions) if v <= version]
-        base = max(usable, default=0)
+        base = await asyncio.to_thread(newest_complete, CheckpointStore(self.store), version)
         if base:
             await self._stage([rank.restore.remote(base) for rank in self._policy], f"restoring checkpoint {base}")
         for iteration in range(base, version):
@@ -325,6 +335,20 @@ class RunSession:
                     self._keeper = self._groups.keeper(seconds)
                 logger.warning("lease of run %s not renewed: %s", self.context.run_id, error)
             await asyncio.sleep(seconds / 4)
+
+
+def newest_complete(checkpoints: CheckpointStore, version: int) -> int:
+    """The newest checkpoint up to ``version`` whose files are all there; 0, where training began, without one."""
+    for candidate in reversed(checkpoints.versions()):
+        if candidate > version:
+            continue
+        try:
+            checkpoints.files(candidate)
+        except CorruptShardError as error:
+            logger.warning("checkpoint passed over: %s", error)
+            continue
+        return candidate
+    return 0
 
 
 def cores() -> int:

@@ -38,18 +38,21 @@ def render() -> str:
             "| key | default | meaning |",
             "|---|---|---|",
         ]
-        lines += [_row(*entry) for entry in _fields(section, f"{name}.")]
+        defaults = None if field.is_required() else field.get_default(call_default_factory=True)
+        lines += [_row(*entry) for entry in _fields(section, f"{name}.", defaults)]
         lines.append("")
     return "\n".join(lines)
 
 
-def _fields(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any, str]]:
+def _fields(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> Iterator[tuple[str, Any, str]]:
+    """(key, default, meaning); ``defaults`` is the section as it is where nobody sets anything."""
     for name, field in model.model_fields.items():
         kind = field.annotation
+        default = field.get_default(call_default_factory=True) if defaults is None else getattr(defaults, name)
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from _fields(kind, f"{prefix}{name}.")
+            yield from _fields(kind, f"{prefix}{name}.", default)
         else:
-            yield f"{prefix}{name}", field.get_default(call_default_factory=True), field.description or ""
+            yield f"{prefix}{name}", default, field.description or ""
 
 
 def _row(key: str, default: Any, meaning: str) -> str:

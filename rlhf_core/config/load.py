@@ -154,7 +154,8 @@ def _explain(error: dict[str, Any]) -> str:
         return f"unknown key {key!r}: {hint}"  # without its value, which may be a credential
     if error["type"] == "missing":
         return f"{key} is missing: set it"
-    return f"{key}={error.get('input')!r}: {error['msg']}"
+    remedy = {"tuple_type": ": write a list, such as [] or [a, b]", "string_type": ": put the text in quotes"}
+    return f"{key}={error.get('input')!r}: {error['msg']}{remedy.get(error['type'], '')}"
 
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> list[str]:

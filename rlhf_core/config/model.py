@@ -33,7 +33,9 @@ def _comma_floats(value: Any) -> Any:
 
 
 def _comma_strings(value: Any) -> Any:
-    """``"a.jsonl,b.jsonl"`` as OpenRLHF users write it, as a list."""
+    """``"a.jsonl,b.jsonl"`` as OpenRLHF users write it, as a list; nothing (``key=``) is an empty list."""
+    if value is None:
+        return []
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
     return value
@@ -297,7 +299,7 @@ class DataConfig(Section):
     max_len: PositiveInt = 2048
     """Prompt plus answer, tokens."""
     max_samples: PositiveInt | None = None
-    """Use only the first rows."""
+    """Use only the first rows of each dataset."""
     overlong: Literal["drop", "error"] = "drop"
     """A prompt that leaves no room for an answer is dropped and counted, or refused."""
     disable_fast_tokenizer: bool = False
@@ -467,7 +469,7 @@ class EvalConfig(Section):
     success_threshold: float = 1.0
     """A score of at least this is a success."""
     max_samples: PositiveInt | None = None
-    """Use only the first rows."""
+    """Use only the first rows of each dataset."""
 
 
 class CheckpointConfig(Section):

@@ -276,14 +276,23 @@ def credential_keys(tree: Any, prefix: str) -> Iterator[str]:
 
 
 def backends_match_device(config: Config) -> Iterator[str]:
-    """Settings that exist on one kind of device only."""
-    if config.run.device == "cpu":
-        if config.vllm.sync_backend in ("nccl", "ipc"):
-            yield f"vllm.sync_backend={config.vllm.sync_backend!r} needs GPUs, but run.device='cpu': use 'shm' or 'auto'"
-        if config.ds.attn_implementation.startswith("flash"):
-            yield f"ds.attn_implementation={config.ds.attn_implementation!r} needs a GPU: use 'sdpa' on CPU"
-        if config.ds.param_dtype == "fp16":
-            yield "ds.param_dtype='fp16' needs a GPU: use 'bf16' or 'fp32' on CPU"
+    """Settings that exist on one kind of device only, where the device is named; else ``cluster.placement`` asks."""
+    if config.run.device != "auto":
+        yield from misfits(config, config.run.device)
+
+
+def misfits(config: Config, device: str) -> Iterator[str]:
+    """What of the configuration does not exist on ``device``, "cpu" or "gpu"."""
+    if device == "gpu":
+        if config.vllm.sync_backend == "shm":
+            yield "vllm.sync_backend='shm' is for engines on CPU: use 'nccl' or 'auto' on GPUs"
+        return
+    if config.vllm.sync_backend in ("nccl", "ipc"):
+        yield f"vllm.sync_backend={config.vllm.sync_backend!r} needs GPUs, and the run is on CPU: use 'shm' or 'auto'"
+    if config.ds.attn_implementation.startswith("flash"):
+        yield f"ds.attn_implementation={config.ds.attn_implementation!r} needs a GPU: use 'sdpa' on CPU"
+    if config.ds.param_dtype == "fp16":
+        yield "ds.param_dtype='fp16' needs a GPU: use 'bf16' or 'fp32' on CPU"
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +20,7 @@ from rlhf_core.data.templates import Messages, render
 from rlhf_core.data.values import Row, check_json, check_text
 from rlhf_core.errors import DataError
 from rlhf_core.records import Prompt
+from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rlhf_core.config.model import DataConfig
     from rlhf_core.data.tokenizer import Tokenizer
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 DATASOURCE_COLUMN = "datasource"  # names the source of a single row; wins over the dataset's name
 

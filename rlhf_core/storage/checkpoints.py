@@ -12,7 +12,6 @@ passed over, with a warning that says what is missing, and the one before it is 
 
 from __future__ import annotations
 
-import logging
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -23,13 +22,14 @@ from rlhf_core.errors import ConflictError, CorruptShardError, StorageError
 from rlhf_core.storage.digest import sha256_of_file
 from rlhf_core.storage.documents import decode_document, encode_document
 from rlhf_core.storage.run_store import version_name
+from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from rlhf_core.storage.run_store import RunStore
 
-_LOG = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 MARKER = "checkpoint.json"
 TRANSFERS = 8  # files under way at once; each is itself sent in parallel parts where it is large
@@ -110,7 +110,7 @@ class CheckpointStore:
             try:
                 return version, self._complete_body(version)
             except CorruptShardError as error:
-                _LOG.warning("checkpoint passed over: %s", error)
+                logger.warning("checkpoint passed over: %s", error)
         return None
 
     def get(self, version: int) -> dict[str, Any] | None:

@@ -18,7 +18,6 @@ before its manifest are found and verified without one, and a retry that makes t
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +28,7 @@ from rlhf_core.storage import shards
 from rlhf_core.storage.digest import sha256_of
 from rlhf_core.storage.documents import decode_document, encode_document
 from rlhf_core.storage.object_store import ObjectStore
+from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from rlhf_core.records import Experience, Trajectory
     from rlhf_core.storage.shards import RewardRow
 
-_LOG = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 _RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PART_NAME = re.compile(r"(?P<rows>\d+)r-(?P<tokens>\d+)t-(?P<bytes>\d+)b-(?P<sha256>[0-9a-f]{64})\.arrow")
@@ -159,7 +159,7 @@ class RunStore:
         try:
             self._create_document(path, manifest.to_json())
         except ConflictError:
-            _LOG.warning("%s was complete already: its first manifest stays", self.url_of(path))
+            logger.warning("%s was complete already: its first manifest stays", self.url_of(path))
         committed = self.stage(manifest.iteration, manifest.stage)
         if committed is None:
             raise StorageError(
@@ -223,7 +223,7 @@ class RunStore:
         try:
             self._create_document(path, body)
         except ConflictError:
-            _LOG.warning("%s was recorded already: the first evaluation stays", self.url_of(path))
+            logger.warning("%s was recorded already: the first evaluation stays", self.url_of(path))
         return self._document(path) or {}
 
     def read_evaluation(self, version: int) -> dict[str, Any] | None:
@@ -269,7 +269,7 @@ class RunStore:
         try:
             self.read_part(part)
         except CorruptShardError as error:
-            _LOG.warning("part left out: %s", error)
+            logger.warning("part left out: %s", error)
             return False
         return True
 
@@ -334,7 +334,7 @@ def _manifest_path(iteration: int, stage: Stage) -> str:
 def _part_from_name(path: str) -> Part | None:
     claim = _PART_NAME.fullmatch(path.rsplit("/", 1)[-1])
     if claim is None:
-        _LOG.warning("%s is no part of a run: left out", path)
+        logger.warning("%s is no part of a run: left out", path)
         return None
     return Part(path, int(claim["rows"]), int(claim["tokens"]), int(claim["bytes"]), claim["sha256"])
 

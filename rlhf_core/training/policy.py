@@ -10,7 +10,6 @@ One update, on every rank at once::
 
 from __future__ import annotations
 
-import logging
 import math
 import random
 import time
@@ -22,6 +21,7 @@ import torch
 
 from rlhf_core.algorithms.schedules import lr_factor
 from rlhf_core.batching import collate_experiences, plan_update
+from rlhf_core.telemetry import get_logger
 from rlhf_core.training import checkpoint, weights
 from rlhf_core.training.ds_config import parameter_groups, policy_config
 from rlhf_core.training.model import TokenScorer, load_causal_lm
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rlhf_core.records import Experience
     from rlhf_core.training.ranks import RankInfo
 
-logger = logging.getLogger(__name__)
+logger = get_logger(__name__)
 
 
 class PolicyTrainer:

@@ -95,7 +95,7 @@ CASES = {
         (["ckpt.save_steps=0"], ["ckpt.save_steps=0", "use -1"]),
     ],
     "backends_match_device": [
-        (["run.device=cpu", "vllm.sync_backend=nccl"], ["vllm.sync_backend='nccl'", "run.device='cpu'", "use 'shm'"]),
+        (["run.device=cpu", "vllm.sync_backend=nccl"], ["vllm.sync_backend='nccl'", "the run is on CPU", "use 'shm'"]),
         (["run.device=cpu", "vllm.sync_backend=ipc"], ["vllm.sync_backend='ipc'", "use 'shm'"]),
         (["run.device=cpu", "ds.attn_implementation=flash_attention_2"], ["'flash_attention_2'", "use 'sdpa'"]),
         (["run.device=cpu", "ds.param_dtype=fp16"], ["ds.param_dtype='fp16'", "use 'bf16' or 'fp32'"]),
