@@ -44,7 +44,14 @@ def up() -> None:
 @app.command()
 def down() -> None:
     """Stop the local stack. Runs keep their log: they resume after the next `rlhf up`."""
-    Stack.here().down(out.print)
+    stack = Stack.here()
+    served = use_stack(stack)
+    stack.stop("worker", out.print)
+    if served:
+        from rlhf_cli.interrupted import mark_interrupted  # Prefect reads its settings as it is imported
+
+        asyncio.run(mark_interrupted(out.print))
+    stack.down(out.print)
 
 
 @app.command()

@@ -197,10 +197,14 @@ class Stack:
     def down(self, say: Callable[[str], None]) -> None:
         """Stop everything that ``up`` started."""
         for name in ("worker", "ray", "mlflow", "prefect"):
-            if self.is_alive(name):
-                _end(self.pids[name])
-                say(f"stopped {name}")
-            self.pids.pop(name, None)
+            self.stop(name, say)
+
+    def stop(self, name: str, say: Callable[[str], None]) -> None:
+        """Stop one part, with every process below it."""
+        if self.is_alive(name):
+            _end(self.pids[name])
+            say(f"stopped {name}")
+        self.pids.pop(name, None)
         if self.home.is_dir():
             self._record()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 
-@task(name="lineage", **TASK_OPTIONS)
+@task(name="lineage", task_run_name="lineage", **TASK_OPTIONS)
 async def track(run_id: str, insist: bool = False) -> str | None:
     """Tell the tracker everything it does not know yet. Returns the page of its run.
 

@@ -90,16 +90,16 @@ def readable(row: Trajectory) -> dict[str, Any]:
     mask = action_mask(row.action_ranges, len(row.token_ids))
     logprobs = row.rollout_logprobs[mask]
     return {
-        "group": row.group_id,
-        "sample": row.sample_index,
-        "prompt": row.prompt,
-        "answer": row.answer if row.error is None else f"[failed] {row.error}",
-        "label": row.label,
         "reward": row.reward,
+        "answer": row.answer if row.error is None else f"[failed] {row.error}",
+        "prompt": row.prompt,
+        "label": row.label,
         "score": row.score,
         "tokens": row.num_actions,
         "logprob": round(float(logprobs.mean()), 4) if logprobs.size else None,
         "stop": str(row.stop_reason),
+        "group": row.group_id,
+        "sample": row.sample_index,
     }
 
 

@@ -7,14 +7,12 @@ through the controller.
 from __future__ import annotations
 
 import math
-import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
-
+from rlhf_core.cluster.address import meeting_point
 from rlhf_core.cluster.engine_group import RayEngineGroup
 from rlhf_core.cluster.selection import trainable, with_rewards
 from rlhf_core.data import resolve_model
@@ -58,7 +56,7 @@ class RankWorker:
 
     def rendezvous(self) -> tuple[str, int]:
         """An address on this node at which the group can meet; ask rank 0."""
-        return ray.util.get_node_ip_address(), free_port()
+        return meeting_point()
 
     def _join(self, seat: Seat) -> RankInfo:
         """Meet the other ranks of the group."""
@@ -184,10 +182,3 @@ class ReferenceWorker(RankWorker):
         if self._model is None:
             raise RuntimeError("the rank is not started: call start() first")
         return {rows[index].key: values for index, values in self._model.logprobs(rows).items()}
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import ray
-
+from rlhf_core.cluster.address import meeting_point
 from rlhf_core.generation.senders import Rendezvous, ShmSender, TransferSender
 from rlhf_core.generation.settings import sync_backend
 from rlhf_core.weights import TensorMeta
@@ -73,10 +72,7 @@ class WeightSync:
         rank = self._trainer.rank
         rendezvous = None
         if self._backend == "nccl":
-            from rlhf_core.cluster.trainer_worker import free_port
-
-            rendezvous = Rendezvous(
-                ray.util.get_node_ip_address(), free_port(), self._context.config.vllm.tensor_parallel_size
-            )
+            address, port = meeting_point()
+            rendezvous = Rendezvous(address, port, self._context.config.vllm.tensor_parallel_size)
         self._transfer = TransferSender.connect(self._backend, self._source, group, rank.rank, rendezvous)
         self._met = group.identity

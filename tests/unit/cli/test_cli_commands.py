@@ -75,7 +75,9 @@ def test_an_error_is_one_message_without_a_traceback(monkeypatch, capsys):
     )
 
     assert code == 1
-    assert message == "ConfigError: good.yaml:\nrollout.stop.1=3: Input should be a valid string: put the text in quotes\n"
+    assert (
+        message == "ConfigError: good.yaml:\nrollout.stop.1=3: Input should be a valid string: put the text in quotes\n"
+    )
 
 
 def test_every_problem_is_shown(monkeypatch, capsys):
