@@ -239,8 +239,8 @@ class RolloutConfig(Section):
     """Rows per forward pass when log-probs are recomputed."""
     max_tokens_per_gpu: PositiveInt | None = None
     """Token budget of such a pass, with ``train.dynamic_batch_enable``."""
-    temperature: PositiveFloat = 1.0
-    """Sampling temperature; the trainer divides its logits by the same number."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Sampling temperature, at most 2 (vLLM's limit); the trainer divides its logits by the same number."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling. Below 1 the engine's log-probs are renormalised and kept out of the mismatch correction."""
     top_k: NonNegativeInt = 0
@@ -248,7 +248,7 @@ class RolloutConfig(Section):
     max_new_tokens: PositiveInt = 1024
     """Tokens per answer."""
     min_new_tokens: NonNegativeInt = 0
-    """No end of sequence before this many tokens."""
+    """No end of sequence before this many tokens. The engine renormalises for it, as with ``top_p``."""
     stop: tuple[str, ...] = ()
     """Stop strings. The sampled text up to and including the match is trained."""
     ignore_eos: bool = False
@@ -464,8 +464,8 @@ class EvalConfig(Section):
     """Answers per prompt: the n of pass@k."""
     pass_k: tuple[PositiveInt, ...] = ()
     """k of the pass@k that are reported; default: 1 and n."""
-    temperature: NonNegativeFloat = 0.0
-    """Sampling temperature; 0: greedy."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Sampling temperature, at most 2; 0: greedy."""
     success_threshold: float = 1.0
     """A score of at least this is a success."""
     max_samples: PositiveInt | None = None

@@ -24,8 +24,8 @@ class SamplingParams:
 
     @property
     def constrained(self) -> bool:
-        """True if the engine renormalises its log-probs (top-p, top-k): they are then not the policy's own."""
-        return self.top_p < 1.0 or self.top_k > 0
+        """True if the engine renormalises its log-probs (top-p, top-k, no end before ``min_tokens``): not the policy's own."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_tokens > 0
 
 
 @dataclass(frozen=True, slots=True)
