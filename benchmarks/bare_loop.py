@@ -9,6 +9,7 @@ from rlhf_core.cluster.groups import ActorGroups
 from rlhf_core.cluster.placement import place
 from rlhf_core.cluster.rollout_worker import RolloutWorker
 from rlhf_core.cluster.router import EngineRouter
+from rlhf_core.cluster.session import cores
 from rlhf_core.cluster.trainer_worker import PolicyWorker, Seat
 from rlhf_core.records import PromptCursor
 
@@ -63,7 +64,7 @@ class BareLoop:
         import ray
 
         self._context = replace(context, run_id=f"{context.run_id}-bare")
-        groups = ActorGroups(self._context, place(config, {"CPU": 2}), 2)
+        groups = ActorGroups(self._context, place(config, {"CPU": 2}), threads=config.run.cpu_threads or cores())
 
         def actor(kind: type, environment: dict[str, str], *arguments: Any) -> Any:
             options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}

@@ -105,7 +105,7 @@ def main() -> None:
 def measure(config: Config, arguments: argparse.Namespace) -> None:
     resources = connect(None)
     context = WorkerContext("benchmark", config, "cpu", ".", model_cache())
-    groups = ActorGroups(context, place(config, resources), 2)
+    groups = ActorGroups(context, place(config, resources), threads=1)
     engine, worker = groups.engine(0), groups.rollout()
     environment = {"env_vars": groups.engine_environment}
     raw: Any = ray.remote(RawEngine).options(num_cpus=0, runtime_env=environment).remote(context)

@@ -22,6 +22,7 @@ from rlhf_cli.views import curve, printable, samples_table
 from rlhf_core.config import load_config
 from rlhf_core.records import Stage
 from rlhf_core.storage import RunStore, trajectories
+from tasks.lineage import iteration_metrics
 from tasks.report import artifact_key
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from rlhf_cli.stack import Stack
 
 DEPLOYMENT = "rlhf/train"
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 SAMPLES = 2
 # What people know the stages as; the manifest of the experience is the advantage task's.
 STAGES = {
@@ -80,12 +81,13 @@ async def _follow(out: Console, store: RunStore, flow_run_id: UUID) -> FlowRun:
         TextColumn("{task.fields[numbers]}"),
         TimeElapsedColumn(),
     )
+    position = Position(store)
     async with get_client() as client:
         with Progress(*columns, console=out) as progress:
             bar = progress.add_task("waiting for a worker", total=None, numbers="")
             while True:
                 flow_run = await client.read_flow_run(flow_run_id)
-                seen = await asyncio.to_thread(_position, store)
+                seen = await asyncio.to_thread(position.look)
                 if seen is not None:
                     progress.update(bar, **seen)
                 elif flow_run.state is not None and flow_run.state.is_running():
@@ -95,35 +97,41 @@ async def _follow(out: Console, store: RunStore, flow_run_id: UUID) -> FlowRun:
                 await asyncio.sleep(POLL_SECONDS)
 
 
-def _position(store: RunStore) -> dict[str, Any] | None:
-    """Where the run is, by its log; None before it has one."""
-    body = store.read_run()
-    if body is None:
-        return None
-    total = int(body["plan"]["iterations"])
-    newest = store.newest_update()
-    done = 0 if newest is None else newest[0] + 1
-    numbers = ""
-    if newest is not None:
-        metrics = _metrics(store, newest[0])
-        numbers = f"reward {metrics['reward/mean']:.3f}  {metrics['rollout/tokens_per_second']:.0f} tok/s"
-    stage = (
-        next((name for s, name in STAGES.items() if store.stage(done, s) is None), "update") if done < total else "done"
-    )
-    return {"completed": done, "total": total, "description": f"{stage:<9}", "numbers": numbers}
+class Position:
+    """Where the run is, by its log. Looks only at the iteration it has come to: a long run is no slower to follow."""
 
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._total: int | None = None
+        self._done = 0
+        self._numbers = ""
 
-def _metrics(store: RunStore, iteration: int) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for stage in STAGES:
-        found = store.stage(iteration, stage)
-        if found is not None:
-            metrics.update(found[0].body["metrics"])
-    return metrics
+    def look(self) -> dict[str, Any] | None:
+        """Fields of the progress bar; None before the run has a log."""
+        if self._total is None:
+            body = self._store.read_run()
+            if body is None:
+                return None
+            self._total = int(body["plan"]["iterations"])
+        while self._done < self._total and self._store.stage(self._done, Stage.UPDATE) is not None:
+            metrics = iteration_metrics(self._store, self._done)
+            self._numbers = f"reward {metrics['reward/mean']:.3f}  {metrics['rollout/tokens_per_second']:.0f} tok/s"
+            self._done += 1
+        stage = "done"
+        if self._done < self._total:
+            stage = next(
+                name for s, name in STAGES.items() if self._store.stage(self._done, s) is None or s is Stage.UPDATE
+            )
+        return {
+            "completed": self._done,
+            "total": self._total,
+            "description": f"{stage:<9}",
+            "numbers": self._numbers,
+        }
 
 
 def _summary(out: Console, store: RunStore, url: str, tracker_url: str | None) -> None:
-    rewards = [_metrics(store, iteration)["reward/mean"] for iteration in store.completed_iterations()]
+    rewards = [iteration_metrics(store, iteration)["reward/mean"] for iteration in store.completed_iterations()]
     out.print("\nmean reward")
     for line in curve(rewards):
         out.print(line, markup=False)

@@ -12,6 +12,7 @@ Ports: $RLHF_PREFECT_PORT, $RLHF_MLFLOW_PORT, $RLHF_RAY_PORT.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import secrets
@@ -39,6 +40,7 @@ HOST = "127.0.0.1"
 PREFECT_FILE = Path("deployments/prefect.yaml")
 START_SECONDS = 180.0
 STOP_SECONDS = 10.0
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class StackError(RlhfError, RuntimeError):
@@ -182,6 +184,7 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **environment},
                 start_new_session=True,
+                preexec_fn=_end_with_parent,
             )
         try:
             deadline = time.monotonic() + START_SECONDS
@@ -331,6 +334,11 @@ def use_stack(stack: Stack) -> bool:
     if running:
         os.environ.update(stack.environment)
     return running
+
+
+def _end_with_parent() -> None:
+    """In a new process: be told to end when the parent has ended, however that was (Linux)."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port() -> int:

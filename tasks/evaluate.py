@@ -27,5 +27,6 @@ async def evaluate(run_id: str, version: int) -> dict[str, float]:
             "samples": samples,
             **watch.stamp(),
         }
+        run.session.check_lease()
         recorded = await asyncio.to_thread(run.store.write_evaluation, version, body)
     return dict(recorded["metrics"])

@@ -21,6 +21,8 @@ from tasks.run import OpenRun, current_run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rlhf_core.storage import RunStore
+
 logger = get_logger(__name__)
 
 
@@ -53,11 +55,11 @@ async def tell_failure(run_id: str) -> None:
         logger.warning("the tracker was not told of the failure: %s", error)
 
 
-def iteration_metrics(run: OpenRun, iteration: int) -> dict[str, float]:
+def iteration_metrics(store: RunStore, iteration: int) -> dict[str, float]:
     """Every metric of an iteration, and the seconds of its stages, from the manifests."""
     metrics: dict[str, float] = {"policy_version": float(iteration + 1)}
     for stage in Stage:
-        found = run.store.stage(iteration, stage)
+        found = store.stage(iteration, stage)
         if found is None:
             continue
         body = found[0].body
@@ -96,7 +98,7 @@ def _tell(run: OpenRun, over: bool) -> None:
 def _tell_iteration(run: OpenRun, iteration: int) -> None:
     found = run.store.stage(iteration, Stage.UPDATE)
     assert found is not None, "iterations are completed in order"
-    metrics, dataset = iteration_metrics(run, iteration), _dataset(run, iteration)
+    metrics, dataset = iteration_metrics(run.store, iteration), _dataset(run, iteration)
     run.tracker.log_iteration(iteration, metrics, [dataset], _ended_at(found[0].body))
 
 
@@ -126,7 +128,7 @@ def _tell_version(run: OpenRun, version: int) -> None:
             uri=run.store.url_of(f"checkpoints/v{version:08d}"),
             digest=checkpoint["digest"],
             parent=run.config.actor.model_name_or_path,
-            manifests=[_dataset(run, iteration).uri for iteration in range(version)],
+            manifests=[run.store.manifest_url(iteration, Stage.ROLLOUT) for iteration in range(version)],
             metrics=evaluation["metrics"] if evaluation is not None else {},
             ended_at=_ended_at(evaluation if evaluation is not None else checkpoint),
         )

@@ -37,7 +37,7 @@ async def report(run_id: str, iteration: int) -> dict[str, float]:
     rows = await run.session.heal(
         iteration + 1, lambda: run.session.samples(rollout, reward, run.config.run.sample_rows)
     )
-    metrics = await asyncio.to_thread(iteration_metrics, run, iteration)
+    metrics = await asyncio.to_thread(iteration_metrics, run.store, iteration)
     await acreate_table_artifact(
         key=artifact_key(run_id, "samples"),
         table=[short(row) for row in rows],
@@ -109,7 +109,7 @@ def artifact_key(run_id: str, what: str) -> str:
 
 def short(row: dict[str, Any]) -> dict[str, Any]:
     """A readable row with texts that fit a table."""
-    return {**row, "prompt": cell(row["prompt"]), "answer": cell(row["answer"])}
+    return {**row, **{name: cell(str(row[name])) for name in ("prompt", "answer", "label") if row[name] is not None}}
 
 
 def cell(text: str) -> str:

@@ -35,8 +35,20 @@ logger = get_logger(__name__)
 
 Resume = Literal["must", "if-present", "never"]
 
-# Sections that say how a run is operated, not what it computes: they may change between two attempts.
-OPERATIONAL = ("run", "logger", "storage")
+# Sections and keys that say how a run is operated, not what it computes: they may change between two attempts.
+OPERATIONAL = (
+    "run",
+    "logger",
+    "storage",
+    "vllm.sync_timeout",
+    "vllm.request_timeout",
+    "vllm.gpu_memory_utilization",
+    "rollout.publish_groups",
+    "rollout.max_consecutive_failures",
+    "reward.timeout",
+    "reward.num_workers",
+    "reward.max_retries",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,14 +226,17 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         workdir=str(Path.cwd()),
         model_cache=model_cache(),
     )
-    session = RunSession(context, ActorGroups(context, placement, cores()), lease)
+    # Sums of floats depend on the number of threads: a resumed run keeps that of its start.
+    threads = (body or {}).get("cpu_threads") or config.run.cpu_threads or max(1, cores() // config.actor.world_size)
+    session = RunSession(context, ActorGroups(context, placement, threads), lease)
     plan: RunPlan | None = None
 
     async def plan_steps(facts: DataFacts) -> int:
-        nonlocal plan
+        nonlocal plan, body
         plan = make_plan(config, facts)
         if body is None:
-            await asyncio.to_thread(store.write_run, run_document(config, run_id, plan, flow_run_id))
+            body = {**run_document(config, run_id, plan, flow_run_id), "cpu_threads": threads}
+            await asyncio.to_thread(store.write_run, body)
         elif body["plan"] != asdict(plan):
             raise ConfigError(
                 f"{store.url}: the prompts are not those the run was started with "

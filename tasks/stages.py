@@ -39,7 +39,12 @@ async def commit(
     inputs: Sequence[StageRef],
     body: dict[str, Any],
 ) -> StageRef:
-    """Write the manifest: the stage is done."""
+    """Write the manifest: the stage is done.
+
+    Raises:
+        LeaseError: this process is not the run's writer any more.
+    """
+    run.session.check_lease()
     manifest = StageManifest(
         run_id=run.run_id,
         iteration=iteration,

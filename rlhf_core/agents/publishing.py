@@ -27,7 +27,10 @@ class GroupPublisher:
         self.parts: list[Part] = []
 
     async def add(self, rows: Sequence[Trajectory]) -> None:
-        """Take one finished group."""
+        """Take one finished group. One with a failed sample gets a shard of its own: a later attempt may sample it again."""
+        if any(row.failed for row in rows):
+            self.parts.append(await asyncio.to_thread(self._publish, list(rows)))
+            return
         if not self._groups:
             self._oldest = time.monotonic()
         self._rows.extend(rows)

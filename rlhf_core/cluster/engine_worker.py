@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.data import resolve_model
+from rlhf_core.errors import WorkerError
+from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from rlhf_core.generation.engine import Outcome, VllmEngine
     from rlhf_core.records import GenerateRequest
     from rlhf_core.weights import WeightUpdate
+
+logger = get_logger(__name__)
 
 
 class EngineWorker:
@@ -43,8 +47,19 @@ class EngineWorker:
             yield chunk
 
     async def version(self) -> int:
-        """The policy version whose weights the engine holds; -1 before it is started."""
-        return -1 if self._engine is None else self._engine.version
+        """The policy version the engine speaks with; -1 if it is not started, has died inside, or holds damaged weights."""
+        if self._engine is None:
+            return -1
+        try:
+            await self._engine.check_health()
+        except WorkerError as error:
+            logger.warning("%s", error)
+            return -1
+        return self._engine.version
+
+    async def drop_requests(self) -> None:
+        """End what an earlier rollout left in flight: nobody waits for it any more."""
+        await self._running.drop_requests()
 
     async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
         """Meet the training ranks (nccl, ipc)."""

@@ -35,14 +35,15 @@ NAME_SECONDS = 10.0
 class ActorGroups:
     """Finds or makes the actors of one run."""
 
-    def __init__(self, context: WorkerContext, placement: Placement, cores: int) -> None:
+    def __init__(self, context: WorkerContext, placement: Placement, threads: int) -> None:
+        """``threads``: of each training rank on CPU."""
         self._context = context
         self._placement = placement
         config = context.config
         self.num_engines = config.vllm.num_engines
         self.num_policy = config.actor.world_size
         self.num_reference = reference_ranks(config) if config.needs_reference else 0
-        self._threads = config.run.cpu_threads or max(1, cores // self.num_policy)
+        self._threads = threads
 
     @property
     def namespace(self) -> str:

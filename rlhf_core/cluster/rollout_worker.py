@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+# Evaluations sample with the same seeds whatever the version: two versions differ by their weights, not by their luck.
+EVALUATION_SEED = -1
+
 
 @dataclass(frozen=True, slots=True)
 class DataFacts:
@@ -116,7 +119,7 @@ class RolloutWorker:
             lambda rows: self._store.publish_eval_trajectories(version, rows), groups_per_shard=max(1, len(prompts))
         )
         n = self._config.eval.n_samples_per_prompt
-        rows = await self._play(version, prompts, n, self._evaluation_sampling, publisher, engines)
+        rows = await self._play(version, prompts, n, self._evaluation_sampling, publisher, engines, EVALUATION_SEED)
         return tuple(publisher.parts), rollout_metrics(rows, watch.seconds)
 
     async def _play(
@@ -127,11 +130,14 @@ class RolloutWorker:
         sampling: SamplingParams,
         publisher: GroupPublisher,
         engines: Sequence[Any],
+        seed_of: int | None = None,
     ) -> list[Trajectory]:
+        """All rows; ``seed_of``: the number that seeds the samples, where it is not the iteration's."""
         config = self._config
+        await asyncio.gather(*(engine.drop_requests.remote() for engine in engines))
         router = EngineRouter(engines, config.vllm.request_timeout)
         watch = FailureWatch(config.rollout.max_consecutive_failures, fail_fast=config.rollout.on_error == "fail")
-        groups = self.episodes(iteration, prompts, samples, sampling, router)
+        groups = self.episodes(iteration, prompts, samples, sampling, router, seed_of)
         try:
             return await play(self._executor, groups, publisher, watch)
         finally:
@@ -144,11 +150,13 @@ class RolloutWorker:
         samples: int,
         sampling: SamplingParams,
         generate: Generate,
+        seed_of: int | None = None,
     ) -> list[list[Episode]]:
         """The groups of a batch: ``samples`` episodes of each prompt, each with a seed of its own."""
+        drawn_in = iteration if seed_of is None else seed_of
 
         def episode(group_id: str, prompt: Prompt, sample: int) -> Episode:
-            seed = sample_seed(self._config.train.seed, iteration, prompt.row_id, sample)
+            seed = sample_seed(self._config.train.seed, drawn_in, prompt.row_id, sample)
             return Episode(
                 run_id=self._context.run_id,
                 iteration=iteration,
@@ -164,13 +172,20 @@ class RolloutWorker:
         return [[episode(group_id, prompt, i) for i in range(samples)] for group_id, prompt in prompts]
 
     def _published(self, iteration: int, version: int) -> tuple[list[Part], dict[str, list[Trajectory]]]:
-        """Whole shards of an earlier attempt, and their groups. Those of another policy version are superseded."""
+        """Whole shards of an earlier attempt, and their groups.
+
+        Superseded are shards of another policy version, and of groups with a failed sample: what failed then (a broken
+        environment, an engine that died) deserves another try, and ``rollout.on_error`` its say.
+        """
         parts: list[Part] = []
         groups: dict[str, list[Trajectory]] = defaultdict(list)
         for part in self._store.published_parts(iteration, Stage.ROLLOUT):
             rows = self._store.read_trajectories([part])
             if any(span.version != version for row in rows for span in row.version_spans):
                 logger.warning("%s is not of policy version %d: superseded, not trained", part.path, version)
+                continue
+            if any(row.failed for row in rows):
+                logger.warning("%s holds failed samples: superseded, sampled again", part.path)
                 continue
             known = {row.group_id for row in rows} & groups.keys()
             if known:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from rlhf_core.cluster.wait import PROCESS_GONE
 from rlhf_core.errors import DeadlineError, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
     from typing import TypeAlias
 
     from rlhf_core.records import GenerateRequest, Generation
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 # A group stays on its engine until that engine has this many more requests in flight than the idlest one.
 AFFINITY_SLACK = 32
-# Seconds on top of the engine's own limit per request before the router gives up on the engine itself.
+# Seconds on top of the engine's own limit before the router gives up on the engine itself.
 GRACE_SECONDS = 30.0
 
 
@@ -47,6 +46,7 @@ class EngineRouter:
     def __init__(self, engines: Sequence[Any], request_timeout: float) -> None:
         self._lanes = [_Lane(handle) for handle in engines]
         self._timeout = request_timeout + GRACE_SECONDS
+        self._homes: dict[str, _Lane] = {}
         self._flushing = False
         self._streams: set[asyncio.Task[None]] = set()  # awaited by close()
 
@@ -60,16 +60,8 @@ class EngineRouter:
             # Runs after every task that is ready now: requests made in one tick travel, and start, together.
             self._flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
-        limit = asyncio.timeout(self._timeout)
         try:
-            async with limit:
-                return await answer
-        except TimeoutError as error:
-            if not limit.expired():  # the engine's own limit, in its own words
-                raise
-            raise DeadlineError(
-                f"request {request.request_id}: no answer from its engine within {self._timeout:g} s"
-            ) from error
+            return await answer
         finally:
             lane.in_flight -= 1
 
@@ -83,9 +75,10 @@ class EngineRouter:
             lane.waiting = []
 
     def _lane(self, affinity: str) -> _Lane:
-        preferred = self._lanes[zlib.crc32(affinity.encode()) % len(self._lanes)]
+        """A group's first request goes to the idlest engine, and the group stays there while that is not much busier."""
         idlest = min(self._lanes, key=lambda lane: lane.in_flight)
-        return preferred if preferred.in_flight - idlest.in_flight < AFFINITY_SLACK else idlest
+        home = self._homes.setdefault(affinity, idlest)
+        return home if home.in_flight - idlest.in_flight < AFFINITY_SLACK else idlest
 
     def _flush(self) -> None:
         self._flushing = False
@@ -103,8 +96,9 @@ class EngineRouter:
 
     async def _stream(self, lane: _Lane, batch: list[_Asked]) -> None:
         try:
-            async for reference in lane.handle.generate_stream.remote([request for request, _ in batch]):
-                for index, result in await reference:
+            chunks = aiter(lane.handle.generate_stream.remote([request for request, _ in batch]))
+            while (chunk := await self._next(chunks)) is not None:
+                for index, result in chunk:
                     _resolve(batch[index][1], result)
             missing: Exception = WorkerError("the engine ended its stream without an answer")
         except PROCESS_GONE as error:
@@ -113,6 +107,20 @@ class EngineRouter:
             missing = error
         for _, answer in batch:
             _resolve(answer, missing)
+
+    async def _next(self, chunks: AsyncIterator[Any]) -> list[tuple[int, Generation | Exception]] | None:
+        """What finished next, None at the end. Requests may queue for long: the limit is on an engine that finishes none."""
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                reference = await anext(chunks, None)
+                return None if reference is None else await reference
+        except TimeoutError as error:
+            if not limit.expired():  # the engine's own limit, in its own words
+                raise
+            raise DeadlineError(
+                f"an engine finished no request within {self._timeout:g} s (vllm.request_timeout)"
+            ) from error
 
 
 def _abandon(batch: list[_Asked]) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import ray
 
 from rlhf_core.cluster.measures import evaluation_metrics, readable, reward_metrics
@@ -26,6 +27,8 @@ from rlhf_core.telemetry import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.experience import Logprobs
@@ -76,10 +79,11 @@ class ScoringWorker:
         scored = await self._score(rows)
         part = await asyncio.to_thread(self._store.publish_rewards, iteration, scored)
         failures = Counter(row.result.error or row.result.status for row in scored if row.result.reward is None)
-        if failures and self._config.reward.on_error == "fail":
-            reason, count = failures.most_common(1)[0]
+        unscored = [row for row in scored if row.result.status not in (RewardStatus.OK, RewardStatus.SKIPPED)]
+        if unscored and self._config.reward.on_error == "fail":
+            reason = unscored[0].result.error or unscored[0].result.status
             raise RunFailedError(
-                f"iteration {iteration}: {count} samples without a reward (reward.on_error=fail): {reason}"
+                f"iteration {iteration}: {len(unscored)} samples without a reward (reward.on_error=fail), such as: {reason}"
             )
         return Scored((part,), reward_metrics(scored, watch.seconds), dict(failures))
 
@@ -117,12 +121,20 @@ class ScoringWorker:
             raise RunFailedError(f"iteration {iteration}: no sample is left to train on: {reasons.most_common(3)}")
         old = await _merged(policy)
         ref = await _merged(reference) if reference else None
+        finite = [row for row in chosen if _finite(old[row.key]) and (ref is None or _finite(ref[row.key]))]
+        if not finite:
+            raise RunFailedError(f"iteration {iteration}: no row has finite log-probs: the policy's weights are broken")
+        broken, chosen = len(chosen) - len(finite), finite
         experience, metrics = make_experience(chosen, old, ref, kl_coef, self._config)
         part = await asyncio.to_thread(self._store.publish_experience, iteration, experience)
         account = ledger(drawn, chosen)
         if not account.balanced:
             raise RunFailedError(f"iteration {iteration}: prompts are lost or counted twice: {account}")
-        return Assembled((part,), asdict(account), {**metrics, "advantage/seconds": watch.seconds})
+        return Assembled(
+            (part,),
+            asdict(account),
+            {**metrics, "advantage/not_finite": float(broken), "advantage/seconds": watch.seconds},
+        )
 
     async def judge(self, parts: Sequence[Part], sample_rows: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Score an evaluation: its metrics, and its first rows for people."""
@@ -177,6 +189,10 @@ async def _merged(references: Sequence[Any]) -> Logprobs:
     except PROCESS_GONE as error:
         raise WorkerError(f"a training rank died while it computed log-probs: {error}") from error
     return {key: values for share in shares for key, values in share.items()}
+
+
+def _finite(values: NDArray[np.float32]) -> bool:
+    return bool(np.isfinite(values).all())
 
 
 def _request(row: Trajectory) -> RewardRequest:

@@ -53,7 +53,10 @@ class WeightSync:
         if self._backend == "shm":
             update = self._shm.send(self._trainer.version)
             if update is not None:
-                group.update_weights(update)
+                try:
+                    group.update_weights(update)
+                finally:
+                    self._shm.close()  # memory the size of the model; a later sync writes its own
             return
         if self._transfer is None or group.identity != self._met:
             self._meet(group)

@@ -131,6 +131,13 @@ class VllmEngine:
                 await self._fall_silent(str(failure.error))
             raise failure.error from failure.cause
 
+    async def drop_requests(self) -> None:
+        """End whatever is in flight; whoever still waits for it gets a ``WorkerError``."""
+        open_requests = list(self._llm.output_processor.request_states)
+        if open_requests:
+            self._llm.output_processor.propagate_error(WorkerError("the request was dropped"))
+            await self._llm.abort(open_requests, internal=True)
+
     async def reset_prefix_cache(self) -> None:
         """Forget the KV cache of earlier prompts."""
         await self._llm.reset_prefix_cache()

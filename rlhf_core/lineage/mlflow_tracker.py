@@ -18,7 +18,16 @@ os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
 from mlflow import MlflowClient
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
-from mlflow.entities import DatasetInput, InputTag, LoggedModel, LoggedModelStatus, Metric, Param, RunStatus
+from mlflow.entities import (
+    DatasetInput,
+    InputTag,
+    LoggedModel,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+    Param,
+    RunStatus,
+)
 from mlflow.exceptions import MlflowException
 
 from rlhf_core.errors import RlhfError
@@ -156,7 +165,7 @@ class MlflowTracker:
         self._client.log_dict(self._run, dict(config), "config.json")
 
     def _create_model(self, record: CheckpointRecord) -> LoggedModel:
-        return self._client.create_logged_model(
+        model = self._client.create_logged_model(
             self._experiment_id,
             name=record.name,
             source_run_id=self._run,
@@ -172,6 +181,8 @@ class MlflowTracker:
                 "trajectory_manifests": str(len(record.manifests)),
             },
         )
+        self._client.log_outputs(self._run, [LoggedModelOutput(model.model_id, record.version)])
+        return model
 
     def _log_metrics(self, metrics: Mapping[str, float], step: int, ended_at: float) -> None:
         # The time of the event, not of the telling: MLflow keeps a value that it is told twice, at one time, once.

@@ -101,12 +101,14 @@ class CheckpointStore:
         document = encode_document({**body, _FILES: listed}, self.run_store.url_of(marker))
         self.run_store.objects.put_once(marker, document)
 
-    def newest(self) -> tuple[int, dict[str, Any]] | None:
-        """The newest complete checkpoint and its body (with ``files``); None if there is none.
+    def newest(self, up_to: int | None = None) -> tuple[int, dict[str, Any]] | None:
+        """The newest complete checkpoint (of a version up to ``up_to``) and its body (with ``files``); None without one.
 
         Incomplete ones are passed over with a warning.
         """
         for version in reversed(self._begun()):
+            if up_to is not None and version > up_to:
+                continue
             try:
                 return version, self._complete_body(version)
             except CorruptShardError as error:

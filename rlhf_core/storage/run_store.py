@@ -182,6 +182,10 @@ class RunStore:
         ref = StageRef(self.run_id, iteration, stage, path, sha256_of(data), manifest.rows, manifest.tokens)
         return manifest, ref
 
+    def manifest_url(self, iteration: int, stage: Stage) -> str:
+        """Where the stage's manifest lies, or will."""
+        return self.url_of(_manifest_path(iteration, stage))
+
     def read_manifest(self, ref: StageRef) -> StageManifest:
         """The manifest a reference points at; ``CorruptShardError`` if it is missing or not the one referred to."""
         url = self.url_of(ref.path)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
+# The version of a policy in the middle of an update: should the update break off, nobody takes the weights for version k.
+HALF_UPDATED = -2
+
 
 class PolicyTrainer:
     """The policy under DeepSpeed.
@@ -92,10 +95,12 @@ class PolicyTrainer:
         self.engine.train()
         tally = UpdateTally()
         lr = self.next_lr
-        for step in self.plan(rows, iteration):
+        steps = self.plan(rows, iteration)
+        after, self.version = self.version + 1, HALF_UPDATED
+        for step in steps:
             lr = self.next_lr
             self._take_step(step, rows, kl_coef, tally)
-        self.version += 1
+        self.version = after
         return tally.report(
             lr=lr,
             seconds=time.monotonic() - started,

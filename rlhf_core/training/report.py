@@ -98,7 +98,7 @@ class UpdateTally:
         steps = max(len(self.grad_norms), 1)
         return UpdateReport(
             policy_loss=sums["policy_loss"] / steps,
-            kl=sums["kl"] / tokens if has_reference else None,
+            kl=sums["kl"] / tokens if has_reference and self.grad_norms else None,  # not measured is not 0
             entropy=sums["entropy"] / tokens,
             clip_fraction=sums["clipped"] / tokens,
             approx_kl=sums["approx_kl"] / tokens,

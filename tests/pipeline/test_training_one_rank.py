@@ -7,6 +7,8 @@ import pytest
 import torch
 import training_cases as cases
 
+from rlhf_core.training.policy import HALF_UPDATED
+
 pytestmark = pytest.mark.pipeline
 
 ZERO_0, ZERO_1, ZERO_2, ZERO_3 = (f"ds.zero_stage={stage}" for stage in range(4))
@@ -203,3 +205,10 @@ def test_checkpoint_that_does_not_fit_says_so(ranks, model, tmp_path):
 
     assert "no complete checkpoint" in absent
     assert "zero_stage=2, this run has 3" in misfit
+
+
+def test_an_update_that_breaks_off_leaves_no_version(ranks, model, rows):
+    """Its weights have moved: nobody may take them for those before it, and train on top of them."""
+    [(before, after)] = ranks.run(cases.broken_off_update, model, rows)
+
+    assert (before, after) == (0, HALF_UPDATED)

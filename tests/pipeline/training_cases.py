@@ -208,3 +208,22 @@ def continued(rank, model, batches, overrides, folder):
     second.load(folder)
     reports = [second.update(rows, half + i) for i, rows in enumerate(batches[half:])]
     return reports, second.weight_digest(), (second.version, second.optimizer_steps)
+
+
+def broken_off_update(rank, model, rows):
+    """An update of two optimizer steps whose second raises: (version before, version after)."""
+    trainer = make_trainer(rank, model, ["train.batch_size=4"])
+    before, take, taken = trainer.version, trainer._take_step, []
+
+    def second_raises(*args):
+        taken.append(1)
+        if len(taken) == 2:
+            raise RuntimeError("out of memory")
+        take(*args)
+
+    trainer._take_step = second_raises
+    try:
+        trainer.update(rows, iteration=0)
+    except RuntimeError:
+        return before, trainer.version
+    raise AssertionError("the update went through")

@@ -2,7 +2,7 @@
 
 from rlhf_core.cluster.rollout_worker import DataFacts
 from rlhf_core.config import parse_config
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import LeaseError, RlhfError
 from rlhf_core.records import Stage, StageManifest
 from rlhf_core.storage import CheckpointStore, RunStore
 from tasks.run import OpenRun, RunPlan
@@ -58,11 +58,21 @@ class Away(Notebook):
         raise RlhfError("the tracker is away")
 
 
+class Holder:
+    """A session whose lease is held, or lost."""
+
+    lost = False
+
+    def check_lease(self):
+        if self.lost:
+            raise LeaseError("the lease of run 'run' is lost")
+
+
 def open_run(folder, *overrides, iterations=4, tracker=None):
     checked = config(f"storage.root={folder}", *overrides)
     store = RunStore("run", str(folder))
     plan = RunPlan(prompts=8, dropped=0, fingerprint="f", iterations=iterations, total_steps=iterations)
-    return OpenRun("run", checked, store, None, plan, tracker or Notebook())
+    return OpenRun("run", checked, store, Holder(), plan, tracker or Notebook())
 
 
 def complete(run, iteration, *, stages=tuple(Stage), checkpoint=False, evaluation=None):

@@ -34,7 +34,7 @@ def test_every_metric_of_an_iteration(tmp_path):
     run = open_run(tmp_path)
     complete(run, 2)
 
-    assert iteration_metrics(run, 2) == {
+    assert iteration_metrics(run.store, 2) == {
         "policy_version": 3.0,
         **{f"{stage}/number": 2.0 for stage in Stage},
         **{f"seconds/{stage}": 5.0 for stage in Stage},
@@ -49,7 +49,7 @@ def test_stages_that_are_not_done_have_no_metrics(tmp_path):
     run = open_run(tmp_path)
     complete(run, 0, stages=(Stage.ROLLOUT,))
 
-    assert set(iteration_metrics(run, 0)) == {"policy_version", "rollout/number", "seconds/rollout"}
+    assert set(iteration_metrics(run.store, 0)) == {"policy_version", "rollout/number", "seconds/rollout"}
 
 
 async def test_a_run_is_introduced_by_its_document(opened):

@@ -5,7 +5,7 @@ import json
 import pytest
 from task_samples import complete, open_run
 
-from rlhf_core.errors import StorageError
+from rlhf_core.errors import LeaseError, StorageError
 from rlhf_core.records import PromptCursor, Stage, StageManifest
 from tasks.advantage import kl_coef_of
 from tasks.rollout import cursor_before
@@ -101,3 +101,13 @@ def test_the_next_kl_coefficient(tmp_path, overrides, experience, update, coeffi
     found = next_kl_coef(run, assembled(**experience), 0.1, update)
 
     assert found == pytest.approx(coefficient, abs=1e-9)
+
+
+async def test_a_process_that_lost_its_lease_commits_nothing(tmp_path):
+    run = open_run(tmp_path)
+    run.session.lost = True
+
+    with pytest.raises(LeaseError, match="is lost"):
+        await commit(run, 0, Stage.REWARD, [], [], {})
+
+    assert await finished(run, 0, Stage.REWARD) is None

@@ -1,9 +1,12 @@
 """Finished groups become durable soon."""
 
+from dataclasses import replace
+
 import pytest
 from agent_script import Scripted, Shelf, groups
 
 from rlhf_core.agents import GroupPublisher, SingleTurnAgentExecutor, publishing, run_group
+from rlhf_core.records import StopReason
 
 
 @pytest.fixture
@@ -90,3 +93,16 @@ async def test_a_store_that_fails_is_an_error(finished):
 
     with pytest.raises(OSError, match="disk full"):
         await publisher.add(finished[0])
+
+
+async def test_a_group_with_a_failed_sample_gets_a_shard_of_its_own(finished):
+    """So that a later attempt can sample it again without the others."""
+    shelf = Shelf()
+    publisher = GroupPublisher(shelf.publish, groups_per_shard=10)
+    broken = [replace(finished[1][0], stop_reason=StopReason.ERROR, error="env died"), *finished[1][1:]]
+
+    for rows in (finished[0], broken, finished[2]):
+        await publisher.add(rows)
+    await publisher.flush()
+
+    assert sorted(shelf.groups) == [["g0", "g2"], ["g1"]]

@@ -11,13 +11,6 @@ from rlhf_core.cluster.router import AFFINITY_SLACK, EngineRouter
 from rlhf_core.errors import DeadlineError, GenerationError, WorkerError
 
 
-def home(engines):
-    """A key whose requests prefer engine 0, and one whose prefer engine 1."""
-    router = EngineRouter(engines, 1)
-    keys = {router._lanes.index(router._lane(key)): key for key in (f"g{i}" for i in range(50))}
-    return keys[0], keys[1]
-
-
 async def ask(router, *requests):
     return await asyncio.gather(*(router.generate(r) for r in requests), return_exceptions=True)
 
@@ -34,9 +27,8 @@ async def test_requests_of_one_tick_travel_in_one_call_in_order():
 async def test_one_call_an_engine():
     first, second = FakeEngine(), FakeEngine()
     router = EngineRouter([first, second], 1)
-    mine, other = home([first, second])
 
-    await ask(router, request("a", mine), request("b", other), request("c", mine), request("d", other))
+    await ask(router, request("a", "g0"), request("b", "g1"), request("c", "g0"), request("d", "g1"))
 
     assert (first.names, second.names) == ([["a", "c"]], [["b", "d"]])
 
@@ -79,12 +71,21 @@ async def test_a_group_keeps_to_its_engine():
     assert sorted(len(engine.calls) for engine in engines) == [0, 6]
 
 
+@pytest.mark.parametrize(("engines", "groups", "samples"), [(2, 4, 8), (4, 4, 8), (4, 16, 8), (3, 6, 4)])
+async def test_groups_are_spread_evenly(engines, groups, samples):
+    fakes = [FakeEngine() for _ in range(engines)]
+    router = EngineRouter(fakes, 1)
+
+    await ask(router, *(request(f"{g}-{s}", f"0000-{g:08d}") for g in range(groups) for s in range(samples)))
+
+    assert [len(fake.calls[0]) for fake in fakes] == [groups * samples // engines] * engines
+
+
 async def test_a_loaded_engine_spills_over():
     """One key for all: its engine takes AFFINITY_SLACK, then both are filled evenly."""
     engines = [FakeEngine(), FakeEngine()]
-    mine, _ = home(engines)
 
-    await ask(EngineRouter(engines, 1), *(request(f"r{i}", mine) for i in range(AFFINITY_SLACK + 10)))
+    await ask(EngineRouter(engines, 1), *(request(f"r{i}", "g0") for i in range(AFFINITY_SLACK + 10)))
 
     assert [len(engine.calls[0]) for engine in engines] == [AFFINITY_SLACK + 5, 5]
 
@@ -92,10 +93,9 @@ async def test_a_loaded_engine_spills_over():
 async def test_load_is_what_is_in_flight():
     engines = [FakeEngine(), FakeEngine()]
     router = EngineRouter(engines, 1)
-    mine, _ = home(engines)
 
     for i in range(AFFINITY_SLACK + 10):
-        await router.generate(request(f"r{i}", mine))
+        await router.generate(request(f"r{i}", "g0"))
 
     assert engines[1].calls == []
 
@@ -122,9 +122,8 @@ async def test_an_engine_that_dies_mid_stream(error):
 
 async def test_an_engine_dying_leaves_the_other_alone():
     engines = [FakeEngine(dies_after(0)), FakeEngine()]
-    mine, other = home(engines)
 
-    answers = await ask(EngineRouter(engines, 1), request("a", mine), request("b", other))
+    answers = await ask(EngineRouter(engines, 1), request("a", "g0"), request("b", "g1"))
 
     assert isinstance(answers[0], WorkerError)
     assert answers[1].request_id == "b"
@@ -159,13 +158,27 @@ async def test_a_stream_that_ends_too_soon_is_an_error():
 
 
 async def test_a_silent_engine_is_given_up(monkeypatch):
-    """CASE 40: no wait without a limit; the error names the request."""
+    """CASE 40: no wait without a limit; the error names the setting."""
     monkeypatch.setattr(router_module, "GRACE_SECONDS", 0.0)
     router = EngineRouter([FakeEngine(never)], 0.05)
 
-    with pytest.raises(DeadlineError, match=r"request r7: no answer from its engine within 0.05 s"):
+    with pytest.raises(DeadlineError, match=r"finished no request within 0.05 s \(vllm.request_timeout\)"):
         await router.generate(request("r7"))
     await router.close()
+
+
+async def test_queueing_is_not_silence(monkeypatch):
+    """Each answer takes less than the limit, all together take longer: none fails."""
+    monkeypatch.setattr(router_module, "GRACE_SECONDS", 0.0)
+
+    async def slow_but_steady(requests):
+        for index, asked in enumerate(requests):
+            await asyncio.sleep(0.06)
+            yield [(index, generation(asked))]
+
+    answers = await ask(EngineRouter([FakeEngine(slow_but_steady)], 0.15), *(request(f"r{i}") for i in range(5)))
+
+    assert [a.request_id for a in answers] == [f"r{i}" for i in range(5)]
 
 
 async def test_the_engines_own_limit_keeps_its_words():
