@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rlhf_core.storage import RunStore
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+MAX_POINTS = 60  # columns of a plot that fit a terminal of 80 beside its labels
 
 
 def show_trajectories(
@@ -48,21 +50,31 @@ def samples_table(title: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def curve(values: list[float], height: int = 8) -> list[str]:
-    """A plot of a series as text, two columns a value, ``height`` lines and an axis."""
+    """A plot of a series as text, ``height`` lines and an axis; a long series is drawn as the means of its stretches."""
     if not values:
         return []
-    low, high = min(values), max(values)
+    points = _at_most(values, MAX_POINTS)
+    width = 2 if len(points) <= MAX_POINTS // 2 else 1
+    low, high = min(points), max(points)
     span = (high - low) or 1.0
-    levels = [round((value - low) / span * (height * 8 - 1)) + 1 for value in values]
+    levels = [round((value - low) / span * (height * 8 - 1)) + 1 for value in points]
     lines = []
     for line in reversed(range(height)):
-        cells = "".join(_block(level - line * 8) * 2 for level in levels)
+        cells = "".join(_block(level - line * 8) * width for level in levels)
         label = high if line == height - 1 else low if line == 0 else None
         lines.append(f"{'' if label is None else f'{label:.3f}':>8} │{cells}")
-    lines.append(f"{'':>8} └{'──' * len(values)}")
-    last = f"{len(values) - 1:>{2 * len(values) - 2}}" if len(values) > 1 else ""
+    columns = width * len(points)
+    lines.append(f"{'':>8} └{'─' * columns}")
+    last = f"{len(values) - 1:>{columns - 2}}" if len(values) > 1 else ""
     lines.append(f"{'':>10}0{last}  iteration")
     return lines
+
+
+def _at_most(values: list[float], count: int) -> list[float]:
+    if len(values) <= count:
+        return values
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
 
 
 def printable(text: str) -> str:
