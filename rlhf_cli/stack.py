@@ -332,6 +332,7 @@ def use_stack(stack: Stack) -> bool:
     """Make this process a client of the stack, if it runs. Call before prefect or ray are imported."""
     running = stack.is_alive("prefect")
     if running:
+        os.environ.pop("RAY_AUTH_TOKEN", None)  # of a cluster of one's own; it would win over the stack's token file
         os.environ.update(stack.environment)
     return running
 
