@@ -74,16 +74,8 @@ def iteration_metrics(store: RunStore, iteration: int) -> dict[str, float]:
 def _tell(run: OpenRun, over: bool) -> None:
     """What is new since the last call; the newest version again, whose checkpoint may have come later than its update."""
     tracker, store = run.tracker, run.store
-    body = store.read_run() or {}
-    code: Mapping[str, object] = body.get("code", {})
-    tags = {
-        "rlhf.storage": store.url,
-        "prefect.flow_run_id": str(body.get("flow_run_id")),
-        "git.revision": str(code.get("revision", "")),
-        "git.dirty": str(code.get("dirty", "")),
-        **{f"package.{name}": version for name, version in body.get("packages", {}).items()},
-    }
-    tracker.start(run.run_id, body.get("config", {}), tags)
+    if not run.tracked:
+        _start(run)
     told = tracker.logged_iterations()
     newest = store.newest_update()
     version = 0 if newest is None else newest[0] + 1
@@ -93,6 +85,20 @@ def _tell(run: OpenRun, over: bool) -> None:
     _tell_version(run, version)
     if over:
         tracker.finish(succeeded=True)
+
+
+def _start(run: OpenRun) -> None:
+    body = run.store.read_run() or {}
+    code: Mapping[str, object] = body.get("code", {})
+    tags = {
+        "rlhf.storage": run.store.url,
+        "prefect.flow_run_id": str(body.get("flow_run_id")),
+        "git.revision": str(code.get("revision", "")),
+        "git.dirty": str(code.get("dirty", "")),
+        **{f"package.{name}": version for name, version in body.get("packages", {}).items()},
+    }
+    run.tracker.start(run.run_id, body.get("config", {}), tags)
+    run.tracked = True
 
 
 def _tell_iteration(run: OpenRun, iteration: int) -> None:

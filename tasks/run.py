@@ -72,6 +72,7 @@ class OpenRun:
     session: RunSession
     plan: RunPlan
     tracker: Tracker
+    tracked: bool = False  # the tracker knows the run
 
 
 _OPEN: dict[str, OpenRun] = {}

@@ -26,16 +26,20 @@ class GroupPublisher:
         self._oldest = 0.0
         self.parts: list[Part] = []
 
-    async def add(self, rows: Sequence[Trajectory]) -> None:
-        """Take one finished group. One with a failed sample gets a shard of its own: a later attempt may sample it again."""
-        if any(row.failed for row in rows):
-            self.parts.append(await asyncio.to_thread(self._publish, list(rows)))
-            return
-        if not self._groups:
-            self._oldest = time.monotonic()
-        self._rows.extend(rows)
-        self._groups += 1
-        if self._groups >= self._groups_per_shard or self._overdue:
+    async def add(self, groups: Sequence[Sequence[Trajectory]]) -> None:
+        """Take the groups that finished together; they travel together too.
+
+        One with a failed sample gets a shard of its own: a later attempt may sample it again without the others.
+        """
+        for rows in groups:
+            if any(row.failed for row in rows):
+                self.parts.append(await asyncio.to_thread(self._publish, list(rows)))
+                continue
+            if not self._groups:
+                self._oldest = time.monotonic()
+            self._rows.extend(rows)
+            self._groups += 1
+        if self._groups >= self._groups_per_shard or (self._groups and self._overdue):
             await self.flush()
 
     async def flush(self) -> None:

@@ -69,17 +69,14 @@ async def play(
         while pending:
             done, pending = await asyncio.wait(pending, timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             finished = [task for task in tasks if task in done]
-            for task in finished:
-                if task.exception() is None:
-                    await publisher.add(task.result())
+            await publisher.add([task.result() for task in finished if task.exception() is None])
             for task in finished:
                 watch.saw(task.result())
             await publisher.flush_overdue()
     finally:
         for task in pending:
             task.cancel()  # without effect on those that finished meanwhile
-        for rest in await asyncio.gather(*pending, return_exceptions=True):
-            if not isinstance(rest, BaseException):
-                await publisher.add(rest)
+        rest = await asyncio.gather(*pending, return_exceptions=True)
+        await publisher.add([rows for rows in rest if not isinstance(rows, BaseException)])
         await publisher.flush()
     return [row for task in tasks for row in task.result()]

@@ -148,9 +148,19 @@ class RunSession:
     async def ensure(self, version: int) -> None:
         """Every actor alive, policy and engines at ``version``."""
         async with self._healing:
+            if await self._is_ready(version):
+                return
             await self._ensure_light()
             await self._ensure_policy(version)
             await self._ensure_engines(version)
+
+    async def _is_ready(self, version: int) -> bool:
+        """True if nothing is to be done: all are asked at once."""
+        dead, held = await asyncio.gather(
+            self._dead([self._rollout, self._scoring, *self._reference]),
+            self._versions([*self._policy, *self._engines]),
+        )
+        return not dead and set(held) == {version}
 
     async def _ensure_light(self) -> None:
         if await self._dead([self._rollout]):

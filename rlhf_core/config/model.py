@@ -260,7 +260,7 @@ class RolloutConfig(Section):
     max_consecutive_failures: PositiveInt = 32
     """So many samples that fail in a row, over all groups, stop the run with their cause."""
     publish_groups: PositiveInt = 8
-    """Finished groups per published shard; a shard is also published every few seconds."""
+    """A shard is published once so many groups have finished; those that finish together share one. Also every few seconds."""
 
 
 # --- data and rewards ------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ async def test_so_many_groups_make_a_shard(finished):
     publisher = GroupPublisher(shelf.publish, groups_per_shard=2)
 
     for rows in finished:
-        await publisher.add(rows)
+        await publisher.add([rows])
     await publisher.flush()
 
     assert shelf.groups == [["g0", "g1"], ["g2", "g3"], ["g4"]]
@@ -45,9 +45,9 @@ async def test_a_group_waits_only_so_long_for_company(finished, clock):
     shelf = Shelf()
     publisher = GroupPublisher(shelf.publish, groups_per_shard=100)
 
-    await publisher.add(finished[0])
+    await publisher.add([finished[0]])
     clock.now += publishing.MAX_WAIT_SECONDS + 1
-    await publisher.add(finished[1])
+    await publisher.add([finished[1]])
 
     assert shelf.groups == [["g0", "g1"]]
 
@@ -56,7 +56,7 @@ async def test_overdue_groups_are_published_while_others_are_slow(finished, cloc
     shelf = Shelf()
     publisher = GroupPublisher(shelf.publish, groups_per_shard=100)
 
-    await publisher.add(finished[0])
+    await publisher.add([finished[0]])
     await publisher.flush_overdue()
     before = list(shelf.groups)
     clock.now += publishing.MAX_WAIT_SECONDS + 1
@@ -69,10 +69,10 @@ async def test_age_counts_from_the_oldest_group_of_the_shard(finished, clock):
     shelf = Shelf()
     publisher = GroupPublisher(shelf.publish, groups_per_shard=1)
 
-    await publisher.add(finished[0])
+    await publisher.add([finished[0]])
     publisher._groups_per_shard = 100
     clock.now += publishing.MAX_WAIT_SECONDS + 1
-    await publisher.add(finished[1])
+    await publisher.add([finished[1]])
 
     assert shelf.groups == [["g0"]]
 
@@ -92,7 +92,7 @@ async def test_a_store_that_fails_is_an_error(finished):
     publisher = GroupPublisher(Shelf(broken=True).publish, groups_per_shard=1)
 
     with pytest.raises(OSError, match="disk full"):
-        await publisher.add(finished[0])
+        await publisher.add([finished[0]])
 
 
 async def test_a_group_with_a_failed_sample_gets_a_shard_of_its_own(finished):
@@ -102,7 +102,7 @@ async def test_a_group_with_a_failed_sample_gets_a_shard_of_its_own(finished):
     broken = [replace(finished[1][0], stop_reason=StopReason.ERROR, error="env died"), *finished[1][1:]]
 
     for rows in (finished[0], broken, finished[2]):
-        await publisher.add(rows)
+        await publisher.add([rows])
     await publisher.flush()
 
     assert sorted(shelf.groups) == [["g0", "g2"], ["g1"]]
