@@ -23,8 +23,8 @@ from typing import Any
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", help="write the figures here")
-    parser.add_argument("--iterations", type=int, default=5)
-    parser.add_argument("--prompts", type=int, default=96)
+    parser.add_argument("--iterations", type=int, default=7)
+    parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=128)
     arguments = parser.parse_args()

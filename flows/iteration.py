@@ -9,6 +9,7 @@ Each step returns at once where its manifest says that it is done: running an it
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from prefect import flow
@@ -25,7 +26,14 @@ from tasks.update import update
 from tasks.weights import sync_weights
 
 
-@flow(name="rlhf-iteration", flow_run_name="{run_id} iteration {iteration}", persist_result=False)
+# Parameters are not validated by a model of their own: making it takes longer than everything else about a flow run, and they
+# come from the parent.
+@flow(
+    name="rlhf-iteration",
+    flow_run_name="{run_id} iteration {iteration}",
+    persist_result=False,
+    validate_parameters=False,
+)
 async def iteration_flow(
     run_id: str, iteration: int, storage_root: str, storage_options: dict[str, Any] | None = None
 ) -> None:
@@ -49,5 +57,4 @@ async def iteration_flow(
         if evaluation_due(run, version):
             await evaluate(run_id, version)
             await report_evaluation(run_id, version)
-        await report(run_id, iteration)
-        await track(run_id)
+        await asyncio.gather(report(run_id, iteration), track(run_id))
