@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, GenerationError, WorkerError
+from rlhf_core.generation.liveness import while_alive
 from rlhf_core.generation.results import to_generation
 from rlhf_core.generation.sampling import to_sampling_params, token_budget
 from rlhf_core.generation.settings import WORKER_EXTENSION, EngineSettings, engine_environment
@@ -184,12 +185,13 @@ class VllmEngine:
             core = self._llm.engine_core
             exclusive = fresh and not self._llm.output_processor.has_unfinished_requests()
             if exclusive:
-                await core.pause_scheduler_async("keep", True)  # True: empty the prefix cache
+                # True: empty the prefix cache
+                await while_alive(self._llm, core.pause_scheduler_async("keep", True))
             try:
                 await self._add(batch)
             finally:
                 if exclusive:
-                    await core.resume_scheduler_async()
+                    await while_alive(self._llm, core.resume_scheduler_async())
 
     async def _add(self, batch: _Batch) -> None:
         self._batches += 1

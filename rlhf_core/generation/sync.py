@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, RlhfError, WeightSyncError
+from rlhf_core.generation.liveness import while_alive
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -49,7 +50,7 @@ async def run_round(llm: Any, update: WeightUpdate, limit: float, *, heal: bool)
             if heal:
                 await _close_open_round(llm)
             for name, step in _steps(llm, update):
-                await step()
+                await while_alive(llm, step())
                 done = name
     except TimeoutError as cause:
         message = (
