@@ -187,9 +187,13 @@ class RunSession:
         await self._restore(version)
 
     async def _remake_policy(self) -> None:
+        await self._replace_policy()
+        await self._start_policy()
+
+    async def _replace_policy(self) -> None:
+        """New processes in place of the policy's ranks, not started yet."""
         await self._kill(self._groups.policy_names)
         self._policy = [self._groups.policy(i) for i in range(self._groups.num_policy)]
-        await self._start_policy()
 
     async def _restore(self, version: int) -> None:
         """From the start of training to ``version``: newest checkpoint, then the recorded updates, digests checked."""
@@ -329,8 +333,7 @@ class RunSession:
         held = set(await self._versions(self._policy))
         if len(held) > 1 and held & {None, -1}:
             # Some ranks of an earlier attempt live: they will not join again, and the new ones would wait for them.
-            await self._kill(self._groups.policy_names)
-            self._policy = [self._groups.policy(i) for i in range(self._groups.num_policy)]
+            await self._replace_policy()
         seats = await self._seats(self._policy)
         calls = [worker.start.remote(seat, self.total_steps) for worker, seat in zip(self._policy, seats, strict=True)]
         await self._starting(calls, "policy ranks")
