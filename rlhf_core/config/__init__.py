@@ -1,6 +1,25 @@
-"""The typed, frozen configuration tree. Imports nothing heavy: it loads in milliseconds, in the UI and in tests."""
+"""The typed, frozen configuration trees. Imports nothing heavy: it loads in milliseconds, in the UI and in tests."""
 
-from rlhf_core.config.load import apply_overrides, load_config, parse_config, read_yaml
+from rlhf_core.config.load import (
+    apply_overrides,
+    load_config,
+    load_supervised_config,
+    parse_config,
+    parse_supervised_config,
+    read_yaml,
+)
 from rlhf_core.config.model import Config, RewardFunctionConfig
+from rlhf_core.config.supervised import Method, SupervisedConfig
 
-__all__ = ["Config", "RewardFunctionConfig", "apply_overrides", "load_config", "parse_config", "read_yaml"]
+__all__ = [
+    "Config",
+    "Method",
+    "RewardFunctionConfig",
+    "SupervisedConfig",
+    "apply_overrides",
+    "load_config",
+    "load_supervised_config",
+    "parse_config",
+    "parse_supervised_config",
+    "read_yaml",
+]

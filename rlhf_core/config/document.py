@@ -12,9 +12,12 @@ from pydantic_core import PydanticUndefined
 
 from rlhf_core.config.model import Config
 from rlhf_core.config.rules import NOT_BUILT
+from rlhf_core.config.supervised import SupervisedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pydantic.fields import FieldInfo
 
 HEAD = """# Configuration
 
@@ -25,23 +28,38 @@ combination that cannot work is refused before anything starts.
 Keys marked *not yet* belong to a feature that this version does not have; setting them is refused, never ignored.
 """
 
+SUPERVISED_HEAD = """# SFT, reward models and DPO
+
+A file for `rlhf sft`, `rlhf reward-model` or `rlhf dpo` has the sections below; `ds`, `ckpt`, `logger`, `storage` and `run` are
+those above, and an iteration is `train.steps_per_iteration` optimizer steps.
+"""
+
 
 def render() -> str:
     """The page."""
     lines = [HEAD]
     for name, field in Config.model_fields.items():
-        section = field.annotation
-        assert isinstance(section, type), "the sections of a run are models"
-        lines += [
-            f"## `{name}`: {(field.description or '').rstrip('.')}",
-            "",
-            "| key | default | meaning |",
-            "|---|---|---|",
-        ]
-        defaults = None if field.is_required() else field.get_default(call_default_factory=True)
-        lines += [_row(*entry) for entry in _fields(section, f"{name}.", defaults)]
-        lines.append("")
+        lines += _section(name, field)
+    lines.append(SUPERVISED_HEAD)
+    for name, field in SupervisedConfig.model_fields.items():
+        if field.annotation is not getattr(Config.model_fields.get(name), "annotation", None):
+            lines += _section(name, field)
     return "\n".join(lines)
+
+
+def _section(name: str, field: FieldInfo) -> list[str]:
+    """A heading and the table of its keys."""
+    section = field.annotation
+    assert isinstance(section, type), "the sections of a run are models"
+    defaults = None if field.is_required() else field.get_default(call_default_factory=True)
+    return [
+        f"## `{name}`: {(field.description or '').rstrip('.')}",
+        "",
+        "| key | default | meaning |",
+        "|---|---|---|",
+        *(_row(*entry) for entry in _fields(section, f"{name}.", defaults)),
+        "",
+    ]
 
 
 def _fields(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> Iterator[tuple[str, Any, str]]:

@@ -6,16 +6,19 @@ import difflib
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
 from rlhf_core.config.model import Config
+from rlhf_core.config.supervised import SupervisedConfig
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+Tree = TypeVar("Tree", Config, SupervisedConfig)
 
 EXTENDS = "extends"
 
@@ -46,7 +49,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The checked configuration of a file with overrides on top.
+    """The checked configuration of a run by rewards: a file with overrides on top.
 
     Args:
         path: a YAML file, or the name of one in ``configs/``.
@@ -58,15 +61,31 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
     return parse_config(read_yaml(path), overrides, source=str(path))
 
 
+def load_supervised_config(path: str | Path, overrides: Iterable[str] = ()) -> SupervisedConfig:
+    """The same for a run of SFT, reward-model training or DPO."""
+    return parse_supervised_config(read_yaml(path), overrides, source=str(path))
+
+
 def parse_config(data: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "the configuration") -> Config:
     """The checked configuration of a mapping with overrides on top."""
+    return _parse(Config, data, overrides, source)
+
+
+def parse_supervised_config(
+    data: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "the configuration"
+) -> SupervisedConfig:
+    """The same for a run of SFT, reward-model training or DPO."""
+    return _parse(SupervisedConfig, data, overrides, source)
+
+
+def _parse(schema: type[Tree], data: Mapping[str, Any], overrides: Iterable[str], source: str) -> Tree:
     tree = apply_overrides(data, overrides)
     try:
-        return Config.model_validate(tree)
+        return schema.model_validate(tree)
     except ConfigError as error:
         raise ConfigError(f"{source}:\n{error}") from None
     except ValidationError as error:
-        lines = "\n".join(_explain(dict(item)) for item in error.errors())
+        lines = "\n".join(_explain(dict(item), schema) for item in error.errors())
         raise ConfigError(f"{source}:\n{lines}") from None
 
 
@@ -143,13 +162,13 @@ def _merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _explain(error: dict[str, Any], schema: type[BaseModel]) -> str:
     key = ".".join(str(part) for part in error["loc"])
     if not key:  # a rule across fields: its message says everything
         return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         plain = ".".join(part for part in error["loc"] if isinstance(part, str))  # without positions in lists
-        near = difflib.get_close_matches(plain, _all_keys(Config), n=1, cutoff=0.6)
+        near = difflib.get_close_matches(plain, _all_keys(schema), n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "see docs/configuration.md for the keys"
         return f"unknown key {key!r}: {hint}"  # without its value, which may be a credential
     if error["type"] == "missing":

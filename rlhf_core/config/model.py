@@ -1,4 +1,5 @@
-"""Every key, with its meaning under it. The paths are those that OpenRLHF users know (docs/from-openrlhf.md).
+"""Every key of a run that trains by rewards, with its meaning under it. The paths are those that OpenRLHF users know
+(docs/from-openrlhf.md).
 
 One class a section; the sections meet in ``Config``. Bounds are in the types, rules across fields in ``rules.py``.
 """
@@ -7,91 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    SecretStr,
-    model_validator,
-)
+from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from rlhf_core.config import rules
-
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-
-
-def _comma_floats(value: Any) -> Any:
-    """``"0.1,0.9"`` as OpenRLHF users write it, as a list."""
-    if isinstance(value, str):
-        return [float(part) for part in value.split(",") if part.strip()]
-    return [float(value)] if isinstance(value, int | float) else value
-
-
-def _comma_strings(value: Any) -> Any:
-    """``"a.jsonl,b.jsonl"`` as OpenRLHF users write it, as a list; nothing (``key=``) is an empty list."""
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-FloatList = Annotated[tuple[float, ...], BeforeValidator(_comma_floats)]
-StringList = Annotated[tuple[str, ...], BeforeValidator(_comma_strings)]
-
-
-class Section(BaseModel):
-    """A frozen group of keys: unknown keys are refused, docstrings under the fields become their descriptions."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
-
+from rlhf_core.config.base import FloatList, Fraction, NonNegativeFloat, NonNegativeInt, Section, StringList
+from rlhf_core.config.trained import AdamConfig, DeepSpeedConfig, TrainedModelConfig
 
 # --- models and their training -------------------------------------------------------------------------------------
 
 
-class AdamConfig(Section):
-    """AdamW."""
-
-    lr: PositiveFloat = 1e-6
-    """Peak learning rate."""
-    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
-    """Decay rates of the moments."""
-    eps: PositiveFloat = 1e-8
-    """Added to the denominator."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Decoupled weight decay; biases and norms are exempt."""
-
-
-class ActorConfig(Section):
+class ActorConfig(TrainedModelConfig):
     """The policy that is trained."""
 
     model_name_or_path: str = Field(min_length=1)
-    """A Hugging Face id, a folder, or ``builtin:tiny`` (a random 2-layer byte-level model made by this project)."""
-    num_nodes: PositiveInt = 1
-    """Nodes the policy's ranks are spread over."""
-    num_gpus_per_node: PositiveInt = 1
-    """Training ranks per node: one GPU each, or one process each on CPU."""
-    gradient_checkpointing_enable: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
-    optim: Literal["adam", "muon"] = "adam"
-    """The optimizer."""
-    adam: AdamConfig = AdamConfig()
-    """Settings of AdamW."""
-    lr_scheduler: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "cosine_with_min_lr"
-    """The shape of the learning rate over the optimizer steps of the run."""
-    lr_warmup_ratio: Fraction = 0.03
-    """Share of the optimizer steps in which the learning rate rises from 0 to its peak."""
-    min_lr_ratio: Fraction = 0.1
-    """Floor of ``cosine_with_min_lr`` as a share of the peak."""
-    max_norm: PositiveFloat = 1.0
-    """Gradients are clipped to this global norm."""
-    policy_loss_type: Literal["ppo", "gspo", "cispo"] = "ppo"
-    """The policy loss."""
+    """A Hugging Face id, a folder, ``builtin:tiny`` (a random 2-layer byte-level model made by this project), or
+    ``run:ID``, ``run:ID@best``, ``run:ID@12``: the newest, best or named checkpoint of a run below ``storage.root``."""
+    policy_loss_type: str = "ppo"
+    """The policy loss: ppo, gspo, cispo, or ``path.py:name`` (docs/algorithms.md)."""
     eps_clip: PositiveFloat = 0.2
     """Clip range of the probability ratio on both sides."""
     eps_clip_low_high: tuple[PositiveFloat, PositiveFloat] | None = None
@@ -112,27 +45,21 @@ class ActorConfig(Section):
         """(eps_low, eps_high)."""
         return self.eps_clip_low_high or (self.eps_clip, self.eps_clip)
 
-    @property
-    def world_size(self) -> int:
-        """Training ranks of the policy."""
-        return self.num_nodes * self.num_gpus_per_node
 
+class CriticConfig(TrainedModelConfig):
+    """The value network of PPO: a backbone with one number a token."""
 
-class CriticConfig(Section):
-    """The value network of PPO."""
-
+    enable: bool | None = None
+    """Train a critic; default: with the estimator gae. An estimator from a file that needs values sets it."""
     model_name_or_path: str | None = None
-    """Backbone of the critic; default: the policy's."""
-    num_nodes: PositiveInt = 1
-    """Nodes the critic's ranks are spread over."""
-    num_gpus_per_node: PositiveInt = 1
-    """Ranks per node."""
+    """Backbone of the critic, as ``actor.model_name_or_path``: of a language model or of a reward model, whose head it
+    then starts from; default: ``reward.model_name_or_path``, else the policy's."""
     adam: AdamConfig = AdamConfig(lr=9e-6)
     """Settings of AdamW."""
     value_clip: PositiveFloat = 0.5
     """Clip range of the value loss."""
     freezing_steps: NonNegativeInt = 0
-    """Iterations in which only the critic is trained."""
+    """Iterations at the start in which only the critic is trained."""
 
 
 class RefConfig(Section):
@@ -146,52 +73,6 @@ class RefConfig(Section):
     """Ranks per node."""
     offload: bool = False
     """Keep its weights in host memory between forward passes."""
-
-
-class LoraConfig(Section):
-    """Low-rank adapters."""
-
-    rank: NonNegativeInt = 0
-    """Rank of the adapters; 0: off."""
-    alpha: PositiveFloat = 16
-    """Scale of the adapters."""
-    dropout: Fraction = 0.0
-    """Dropout before the adapters."""
-    target_modules: StringList = ("all-linear",)
-    """Modules that get adapters."""
-
-
-class DeepSpeedConfig(Section):
-    """How every model is loaded and trained."""
-
-    zero_stage: Literal[0, 1, 2, 3] = 2
-    """0: replicated; 1: optimizer states, 2: and gradients, 3: and parameters are sharded over the ranks."""
-    param_dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
-    """Type of the parameters in the forward pass; master weights are fp32 in any case."""
-    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
-    """Attention of the training side."""
-    adam_offload: bool = False
-    """Keep the optimizer states in host memory."""
-    tensor_parallel_size: PositiveInt = 1
-    """Tensor parallelism of training."""
-    sequence_parallel_size: PositiveInt = 1
-    """Sequence parallelism of training."""
-    ring_attn_size: PositiveInt = 1
-    """OpenRLHF's name for ``sequence_parallel_size``."""
-    packing_samples: bool = False
-    """Pack several samples into one row."""
-    use_liger_kernel: bool = False
-    """Fused kernels on GPU."""
-    load_in_4bit: bool = False
-    """QLoRA."""
-    enable_sleep: bool = False
-    """Move training states to host memory while the engines generate (colocated runs)."""
-    use_universal_ckpt: bool = False
-    """Checkpoints that load with another world size."""
-    lora: LoraConfig = LoraConfig()
-    """Low-rank adapters."""
-    logprob_chunk: PositiveInt = 1024
-    """Tokens of the output layer that are computed at a time: the full logits never exist."""
 
 
 # --- generation ------------------------------------------------------------------------------------------------------
@@ -254,7 +135,8 @@ class RolloutConfig(Section):
     ignore_eos: bool = False
     """Always sample ``max_new_tokens`` tokens."""
     vllm_generate_batch_size: PositiveInt | None = None
-    """Prompts generated ahead; default: ``batch_size``."""
+    """Prompts generated at a time; default: ``batch_size``. More than that is over-sampling: groups that the batch does not
+    need are kept, durable, and trained in the next iterations."""
     on_error: Literal["keep_group", "drop_group", "fail"] = "keep_group"
     """A failed sample: its group goes on with the rest, is dropped, or fails the run."""
     max_consecutive_failures: PositiveInt = 32
@@ -314,7 +196,7 @@ class RewardFunctionConfig(Section):
     ``package.module:function``."""
     weight: float = 1.0
     """Its share in the sum."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
     name: str | None = None
     """Its name in the metrics; default: derived from ``use``."""
@@ -326,9 +208,26 @@ class RewardConfig(Section):
     functions: tuple[RewardFunctionConfig, ...] = ()
     """Reward functions; their weighted sum is the reward, each part is logged."""
     remote_url: StringList = ()
-    """A ``.py`` file with ``reward_func(queries, prompts, labels)``, as in OpenRLHF, or server URLs."""
+    """A ``.py`` file with ``reward_func(queries, prompts, labels)``, as in OpenRLHF; or URLs of reward servers, which
+    share the samples: each request goes to one of them, and to the next if that one fails."""
+    remote_weight: float = 1.0
+    """Weight of the servers' reward in the sum."""
+    remote_batch_size: PositiveInt = 1
+    """Samples per request. Servers that batch by themselves (``rlhf serve-reward``) need no more than 1."""
+    remote_concurrency: PositiveInt = 64
+    """Requests under way at once, over all servers."""
+    remote_token_env: str | None = None
+    """Name of the environment variable with the servers' bearer token; the token itself is never stored."""
     model_name_or_path: str | None = None
-    """A trained reward model."""
+    """A trained reward model (a sequence classifier with one output), as ``actor.model_name_or_path``."""
+    model_weight: float = 1.0
+    """Weight of the reward model's score in the sum."""
+    model_num_ranks: PositiveInt = 1
+    """Processes that hold the reward model, each the whole of it, one GPU each."""
+    model_micro_batch_size: PositiveInt = 8
+    """Rows per forward pass of the reward model."""
+    model_max_len: PositiveInt | None = None
+    """Longest text the reward model reads, tokens; default: its own limit. A longer one is an error of its sample."""
     num_workers: PositiveInt = 2
     """Processes that run reward functions."""
     batch_size: PositiveInt = 32
@@ -348,7 +247,7 @@ class RewardConfig(Section):
     stop_properly_penalty_coef: float | None = None
     """On truncated samples: >= 0 multiplies positive rewards, < 0 replaces the reward."""
     normalize_enable: bool = False
-    """Running normalisation of a reward model's scores."""
+    """Each source's rewards are shifted and scaled by the running mean and standard deviation of all it gave so far."""
 
 
 # --- algorithm -------------------------------------------------------------------------------------------------------
@@ -357,8 +256,9 @@ class RewardConfig(Section):
 class AdvantageConfig(Section):
     """From rewards to advantages."""
 
-    estimator: Literal["gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo"] = "group_norm"
-    """gae: PPO; reinforce: REINFORCE++; reinforce_baseline: REINFORCE++-baseline; rloo; group_norm: GRPO; dr_grpo."""
+    estimator: str = "group_norm"
+    """gae: PPO; reinforce: REINFORCE++; reinforce_baseline: REINFORCE++-baseline; rloo; group_norm: GRPO; dr_grpo; or
+    ``path.py:name`` (docs/algorithms.md)."""
     gamma: Fraction = 1.0
     """Discount per action token (gae, reinforce)."""
     lambd: Fraction = 1.0
@@ -404,7 +304,9 @@ class AlgoConfig(Section):
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """A group is kept if its mean score is strictly inside."""
     dynamic_filtering_max_rounds: PositiveInt = 10
-    """Rounds of replacement in one iteration."""
+    """Rounds of generation in one iteration, the first included."""
+    dynamic_filtering_on_limit: Literal["train", "stop"] = "train"
+    """After the last round: train the short batch, or stop the run. A batch without any group stops it in either case."""
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -484,7 +386,9 @@ class CheckpointConfig(Section):
     max_mem: PositiveFloat | None = None
     """Keep only the newest so many GiB."""
     best_metric_key: str | None = None
-    """Evaluation metric that marks the best checkpoint."""
+    """Evaluation metric that marks the best checkpoint, such as ``eval/score_mean``; that version is saved."""
+    best_metric_mode: Literal["max", "min"] = "max"
+    """Whether more or less of it is better. On a tie the earlier version stays the best."""
 
 
 class WandbConfig(Section):
@@ -514,7 +418,7 @@ class StorageConfig(Section):
 
     root: str = ".rlhf/runs"
     """Any fsspec URL or folder; everything of a run lies under ``{root}/{run_id}/``."""
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = Field(default_factory=dict)
     """Options of the fsspec file system (endpoints; never credentials: those come from the environment)."""
     timeout: PositiveFloat = 60
     """Seconds one storage operation may take, retries included."""
@@ -605,6 +509,22 @@ class Config(Section):
     def max_model_len(self) -> int:
         """Context of the engines, tokens."""
         return self.vllm.max_model_len or self.data.max_len
+
+    @property
+    def needs_critic(self) -> bool:
+        """True if a critic is trained."""
+        enabled = self.critic.enable
+        return self.algo.advantage.estimator == "gae" if enabled is None else enabled
+
+    @property
+    def generate_batch_size(self) -> int:
+        """Prompts generated at a time."""
+        return self.rollout.vllm_generate_batch_size or self.rollout.batch_size
+
+    @property
+    def fills_batches(self) -> bool:
+        """True if a batch is filled in rounds: groups may be filtered, or generated ahead."""
+        return self.algo.dynamic_filtering_enable or self.generate_batch_size > self.rollout.batch_size
 
     @property
     def needs_reference(self) -> bool:

@@ -12,13 +12,16 @@ from urllib.parse import urlsplit
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
-    from rlhf_core.config.model import Config
+    from rlhf_core.config.model import Config, DataConfig
+    from rlhf_core.config.supervised import SupervisedConfig, SupervisedDataConfig
 
 # key -> what it would switch on. Any value other than the default is refused.
 NOT_BUILT: dict[str, str] = {
     "actor.optim": "the Muon optimizer",
+    "actor.muon": "the Muon optimizer",
+    "critic.enable": "PPO with a critic",
     "actor.aux_loss_coef": "the mixture-of-experts balancing loss",
     "actor.freeze_visual_encoder": "vision-language training",
     "critic.model_name_or_path": "PPO with a critic",
@@ -26,6 +29,13 @@ NOT_BUILT: dict[str, str] = {
     "critic.num_gpus_per_node": "PPO with a critic",
     "critic.adam": "PPO with a critic",
     "critic.value_clip": "PPO with a critic",
+    "critic.optim": "PPO with a critic",
+    "critic.muon": "PPO with a critic",
+    "critic.lr_scheduler": "PPO with a critic",
+    "critic.lr_warmup_ratio": "PPO with a critic",
+    "critic.min_lr_ratio": "PPO with a critic",
+    "critic.max_norm": "PPO with a critic",
+    "critic.gradient_checkpointing_enable": "PPO with a critic",
     "critic.freezing_steps": "PPO with a critic",
     "ref.offload": "offloading the reference model",
     "ds.adam_offload": "optimizer offload",
@@ -41,12 +51,21 @@ NOT_BUILT: dict[str, str] = {
     "vllm.enable_sleep": "sleep of the engines",
     "rollout.vllm_generate_batch_size": "over-sampling",
     "data.max_images_per_prompt": "vision-language prompts",
+    "reward.remote_weight": "reward servers",
+    "reward.remote_batch_size": "reward servers",
+    "reward.remote_concurrency": "reward servers",
+    "reward.remote_token_env": "reward servers",
     "reward.model_name_or_path": "trained reward models",
+    "reward.model_weight": "trained reward models",
+    "reward.model_num_ranks": "trained reward models",
+    "reward.model_micro_batch_size": "trained reward models",
+    "reward.model_max_len": "trained reward models",
     "reward.normalize_enable": "running reward normalisation",
     "algo.advantage.bootstrap_truncated": "PPO with a critic",
     "algo.dynamic_filtering_enable": "dynamic filtering",
     "algo.dynamic_filtering_range": "dynamic filtering",
     "algo.dynamic_filtering_max_rounds": "dynamic filtering",
+    "algo.dynamic_filtering_on_limit": "dynamic filtering",
     "train.agent_func_path": "multi-turn and OpenAI-API agents",
     "train.async_enable": "the asynchronous pipeline",
     "train.async_queue_size": "the asynchronous pipeline",
@@ -59,12 +78,17 @@ NOT_BUILT: dict[str, str] = {
     "ckpt.max_num": "checkpoint rotation",
     "ckpt.max_mem": "checkpoint rotation",
     "ckpt.best_metric_key": "best checkpoints",
+    "ckpt.best_metric_mode": "best checkpoints",
     "logger.tensorboard_dir": "the TensorBoard logger",
     "logger.wandb": "the Weights & Biases logger",
 }
 
+# Names in the registries of rlhf_core.algorithms, which this package must not import; a test compares them.
+ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo")
+POLICY_LOSSES = ("ppo", "gspo", "cispo")
 NEEDS_GROUP = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 FIXED_GAMMA = NEEDS_GROUP
+FROM_FILE = re.compile(r".+\.py:\w+")
 
 # Words of a key that holds a credential: `secret`, `aws_access_key_id`, `api-key`, `sas_token`, `connection_string` ...
 CREDENTIAL = re.compile(
@@ -110,6 +134,26 @@ def keys_not_built(config: Config) -> Iterator[str]:
     urls = [url for url in config.reward.remote_url if "://" in url]
     if urls:
         yield f"reward.remote_url={','.join(urls)}: reward servers are not available in this version; name a .py file"
+
+
+def algorithms_exist(config: Config) -> Iterator[str]:
+    """A name of the registry, or a name in a file of the user's; what the file holds is looked at when it is loaded."""
+    named = (
+        ("algo.advantage.estimator", config.algo.advantage.estimator, ESTIMATORS),
+        ("actor.policy_loss_type", config.actor.policy_loss_type, POLICY_LOSSES),
+    )
+    for key, value, known in named:
+        if value not in known and not FROM_FILE.fullmatch(value):
+            yield f"{key}={value!r}: use one of {', '.join(known)}, or 'path.py:name' for your own"
+
+
+def critic_is_wanted(config: Config) -> Iterator[str]:
+    """gae has no values without a critic; a critic that nothing reads is a waste."""
+    estimator, enabled = config.algo.advantage.estimator, config.critic.enable
+    if estimator == "gae" and enabled is False:
+        yield "algo.advantage.estimator='gae' needs the critic's values: remove critic.enable=false"
+    if estimator in ESTIMATORS and estimator != "gae" and enabled:
+        yield f"critic.enable=true, but algo.advantage.estimator={estimator!r} does not look at values: remove it, or use gae"
 
 
 def group_estimators_need_groups(config: Config) -> Iterator[str]:
@@ -202,18 +246,29 @@ def correction_range(config: Config) -> Iterator[str]:
 
 def probabilities_match(config: Config) -> Iterator[str]:
     """One weight per dataset."""
-    probs, datasets = config.data.prompt_probs, config.data.prompt_dataset
+    data = config.data
+    yield from probability_problems("data.prompt_probs", data.prompt_probs, "data.prompt_dataset", data.prompt_dataset)
+
+
+def probability_problems(
+    key: str, probs: Sequence[float] | None, datasets_key: str, datasets: Sequence[str]
+) -> Iterator[str]:
+    """What is wrong with mixing weights."""
     if probs is None:
         return
     if len(probs) != len(datasets):
-        yield f"data.prompt_probs={probs} for {len(datasets)} datasets in data.prompt_dataset: give one weight each"
+        yield f"{key}={probs} for {len(datasets)} datasets in {datasets_key}: give one weight each"
     if any(p < 0 for p in probs) or sum(probs) <= 0:
-        yield f"data.prompt_probs={probs}: weights must not be negative, and not all 0"
+        yield f"{key}={probs}: weights must not be negative, and not all 0"
 
 
 def templates_agree(config: Config) -> Iterator[str]:
     """Either a chat template or a plain one."""
-    data = config.data
+    yield from template_problems(config.data)
+
+
+def template_problems(data: DataConfig | SupervisedDataConfig) -> Iterator[str]:
+    """What is wrong with the templates of a data section."""
     if data.apply_chat_template and data.input_template is not None:
         yield "data.input_template and data.apply_chat_template are both set: choose one"
     if data.input_template is not None and data.input_template.count("{}") != 1:
@@ -244,13 +299,29 @@ def evaluation_is_complete(config: Config) -> Iterator[str]:
 
 def steps_are_positive(config: Config) -> Iterator[str]:
     """0 means neither 'never' nor 'always': say which."""
+    yield from step_problems(config)
+
+
+def step_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """What is wrong with the intervals."""
     for key in ("eval.steps", "ckpt.save_steps"):
         if value_at(config, key) == 0:
             yield f"{key}=0: use -1 for 'only at the end', or a positive number of iterations"
 
 
 def no_credentials(config: Config) -> Iterator[str]:
-    """The configuration is stored with the run and shown by trackers. The message names the key, never its value."""
+    """The configuration is stored with the run and shown by trackers."""
+    yield from credential_problems(config)
+    for url in config.reward.remote_url:
+        if "@" in urlsplit(url).netloc:
+            yield (
+                "reward.remote_url has a URL with a user or password in it, and the configuration is stored and shown: "
+                "remove them, and name the variable that holds the servers' token in reward.remote_token_env"
+            )
+
+
+def credential_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """The message names the key, never its value."""
     for key in credential_keys(config.storage.options, "storage.options"):
         yield (
             f"{key} is a credential, and the configuration is stored and shown: remove it, and give it to the processes "
@@ -297,6 +368,8 @@ def misfits(config: Config, device: str) -> Iterator[str]:
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     keys_not_built,
+    algorithms_exist,
+    critic_is_wanted,
     group_estimators_need_groups,
     gamma_is_one,
     steps_divide,

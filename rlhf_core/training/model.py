@@ -11,7 +11,7 @@ Prompt tokens never meet the output layer, and the full logits ``[B, T, V]`` nev
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -80,6 +80,14 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
         return chunked_logprobs(hidden_NH, logits, targets_N, temperature_N, self.chunk, want_entropy)
 
 
+class TokenScores(NamedTuple):
+    """What a forward pass says about the actions of a micro-batch."""
+
+    logprobs_BT: torch.Tensor  # fp32, 0 outside actions
+    entropy_BT: torch.Tensor | None  # fp32, 0 outside actions; None if it was not wanted
+    aux_loss: torch.Tensor | None = None  # scalar: a mixture of experts' balancing loss; None where there is none
+
+
 class TokenScorer(nn.Module):  # type: ignore[misc]
     """Log-probs of action tokens under a causal LM.
 
@@ -102,8 +110,8 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         action_mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
         want_entropy: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """``(logprobs_BT, entropy_BT or None)``, fp32, 0 outside actions, of ``softmax(logits / temperature)``.
+    ) -> TokenScores:
+        """Of ``softmax(logits / temperature)``.
 
         Args:
             input_ids_BT: padded to the right.
@@ -118,7 +126,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
             hidden_BTH[:, :-1][predicts_BT], input_ids_BT[:, 1:][predicts_BT], temperature_N, want_entropy
         )
         entropy_BT = None if entropy_N is None else _scatter(entropy_N, action_mask_BT)
-        return _scatter(logprobs_N, action_mask_BT), entropy_BT
+        return TokenScores(_scatter(logprobs_N, action_mask_BT), entropy_BT)
 
 
 def _scatter(values_N: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

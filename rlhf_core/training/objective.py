@@ -19,6 +19,7 @@ from rlhf_core.algorithms.losses import LossInput, LossOutput, policy_loss_named
 if TYPE_CHECKING:
     from rlhf_core.batching import ExperienceBatch, OptimizerStep
     from rlhf_core.config import Config
+    from rlhf_core.training.model import TokenScores
 
 # Sums over action tokens, or shares of the step's loss: they add up over micro-batches and ranks.
 SUMS = (
@@ -50,8 +51,7 @@ def micro_batch_loss(
     config: Config,
     step: OptimizerStep,
     batch: ExperienceBatch,
-    logprobs_BT: torch.Tensor,
-    entropy_BT: torch.Tensor,
+    scores: TokenScores,
     kl_coef: float,
 ) -> MicroBatchLoss:
     """The loss of a micro-batch and its statistics.
@@ -60,11 +60,11 @@ def micro_batch_loss(
         config: the run's.
         step: gives the counts of the whole step.
         batch: rows of this micro-batch.
-        logprobs_BT: of the policy that is trained, with a graph.
-        entropy_BT: of the same distributions.
+        scores: of the policy that is trained, with a graph, entropies among them.
         kl_coef: weight of the KL, if ``algo.kl.use_loss``.
     """
-    mask_BT = batch.tokens.action_mask_BT
+    mask_BT, logprobs_BT, entropy_BT = batch.tokens.action_mask_BT, scores.logprobs_BT, scores.entropy_BT
+    assert entropy_BT is not None, "an update asks for entropies"
 
     def agg(values_BT: torch.Tensor) -> torch.Tensor:
         return aggregate(
@@ -96,8 +96,9 @@ def micro_batch_loss(
     )
 
 
-def filler_loss(logprobs_BT: torch.Tensor) -> MicroBatchLoss:
+def filler_loss(scores: TokenScores) -> MicroBatchLoss:
     """Nothing, with a graph through the whole model, so that this rank takes part in the backward of the others."""
+    logprobs_BT = scores.logprobs_BT
     return MicroBatchLoss(
         loss=logprobs_BT.sum() * 0.0,
         sums=torch.zeros(len(SUMS), dtype=torch.float64, device=logprobs_BT.device),

@@ -224,12 +224,10 @@ class PolicyTrainer:
     ) -> MicroBatchLoss:
         batch = collate_experiences([rows[i] for i in micro_batch.rows]).to(self.rank.torch_device)
         tokens = batch.tokens
-        logprobs_BT, entropy_BT = self.engine(
-            tokens.input_ids_BT, tokens.action_mask_BT, tokens.temperature_B, want_entropy=True
-        )
+        scores = self.engine(tokens.input_ids_BT, tokens.action_mask_BT, tokens.temperature_B, want_entropy=True)
         if micro_batch.filler:
-            return filler_loss(logprobs_BT)
-        return micro_batch_loss(self.config, step, batch, logprobs_BT, entropy_BT, kl_coef)
+            return filler_loss(scores)
+        return micro_batch_loss(self.config, step, batch, scores, kl_coef)
 
     def _plain_grad_norm(self) -> float | None:
         """ZeRO 0 in fp32, where DeepSpeed neither reports the norm nor refuses one that is not finite; else None."""

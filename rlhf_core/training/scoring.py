@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
     from rlhf_core.batching import TokenRow
     from rlhf_core.config import Config
+    from rlhf_core.training.model import TokenScores
     from rlhf_core.training.ranks import RankInfo
 
 
 def score_rows(
-    forward: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+    forward: Callable[..., TokenScores],
     rows: Sequence[TokenRow],
     rank: RankInfo,
     config: Config,
@@ -43,9 +44,9 @@ def score_rows(
     for micro_batch in plan:
         batch = collate_tokens([rows[i] for i in micro_batch.rows]).to(rank.torch_device)
         with torch.no_grad():
-            logprobs_BT, _ = forward(batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False)
+            scores = forward(batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False)
         if not micro_batch.filler:
-            for i, logprobs_T in zip(micro_batch.rows, logprobs_BT.cpu().numpy(), strict=True):
+            for i, logprobs_T in zip(micro_batch.rows, scores.logprobs_BT.cpu().numpy(), strict=True):
                 scored[i] = logprobs_T[: lengths[i]].copy()
     return scored
 

@@ -63,7 +63,7 @@ async def test_engine_and_trainer_agree(config, smollm2, engine, scorer, tempera
         ids = torch.tensor([[*prompt.token_ids, *answers[i].token_ids]])
         mask = torch.arange(ids.shape[1])[None] >= len(prompt.token_ids)
         with torch.no_grad():
-            scored, _ = scorer(ids, mask, torch.tensor([temperature]), want_entropy=False)
+            scored, *_ = scorer(ids, mask, torch.tensor([temperature]), want_entropy=False)
         differences.append(np.abs(scored[mask].numpy() - np.array(answers[i].logprobs)))
 
     worst = np.concatenate(differences)

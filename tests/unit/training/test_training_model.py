@@ -41,7 +41,7 @@ def distributions(model, row, length, temperature):
 @pytest.mark.parametrize("model", [llama(tied=True), llama(tied=False), gpt2()], ids=["tied", "untied", "gpt2"])
 def test_logprobs_and_entropy_are_those_of_the_sampled_distribution_case_66(model):
     with torch.no_grad():
-        logprobs_BT, entropy_BT = TokenScorer(model, chunk=2)(IDS_BT, ACTIONS_BT, TEMPERATURE_B, want_entropy=True)
+        logprobs_BT, entropy_BT, _ = TokenScorer(model, chunk=2)(IDS_BT, ACTIONS_BT, TEMPERATURE_B, want_entropy=True)
 
     for row, length, temperature in ((0, 5, 0.7), (1, 2, 1.0)):
         expected = distributions(model, row, length, temperature)
@@ -67,7 +67,7 @@ def test_output_layer_sees_action_tokens_only(monkeypatch):
 def test_batch_without_actions_keeps_its_graph():
     scorer = TokenScorer(llama(tied=False), chunk=8)
 
-    logprobs_BT, _ = scorer(IDS_BT, torch.zeros_like(ACTIONS_BT), TEMPERATURE_B, want_entropy=False)
+    logprobs_BT, *_ = scorer(IDS_BT, torch.zeros_like(ACTIONS_BT), TEMPERATURE_B, want_entropy=False)
     logprobs_BT.sum().backward()
 
     assert not logprobs_BT.any()

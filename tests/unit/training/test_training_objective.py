@@ -6,12 +6,14 @@ import pytest
 import torch
 import training_batches as tb
 
+from rlhf_core.training.model import TokenScores
 from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
 
 
 def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0):
     entropy_BT = torch.zeros_like(logprobs_BT) if entropy_BT is None else entropy_BT
-    return micro_batch_loss(config, step or tb.step_of(*rows), tb.batch_of(*rows), logprobs_BT, entropy_BT, kl_coef)
+    scores = TokenScores(logprobs_BT, entropy_BT)
+    return micro_batch_loss(config, step or tb.step_of(*rows), tb.batch_of(*rows), scores, kl_coef)
 
 
 def sums_of(part):
@@ -114,7 +116,7 @@ def test_unknown_numbers_in_the_padding_do_not_count():
 def test_filler_has_a_graph_and_adds_nothing():
     logprobs_BT = tb.padded([-1, -2])
 
-    part = filler_loss(logprobs_BT)
+    part = filler_loss(TokenScores(logprobs_BT, None))
     part.loss.backward()
 
     assert part.loss.item() == 0

@@ -1,0 +1,107 @@
+"""Sections that every kind of training shares: the optimizer of one model, and DeepSpeed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from rlhf_core.config.base import Fraction, NonNegativeFloat, NonNegativeInt, Section, StringList
+
+
+class AdamConfig(Section):
+    """AdamW."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Decay rates of the moments."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; biases and norms are exempt."""
+
+
+class MuonConfig(Section):
+    """Muon, for the matrices inside the layers. Embeddings, output layer, biases and norms are trained by AdamW."""
+
+    lr: PositiveFloat = 0.02
+    """Peak learning rate of the matrices."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Momentum of the orthogonalised gradient."""
+
+
+class TrainedModelConfig(Section):
+    """How one model is trained: its ranks, its optimizer, its learning rate."""
+
+    num_nodes: PositiveInt = 1
+    """Nodes its ranks are spread over."""
+    num_gpus_per_node: PositiveInt = 1
+    """Training ranks per node: one GPU each, or one process each on CPU."""
+    gradient_checkpointing_enable: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    optim: Literal["adam", "muon"] = "adam"
+    """The optimizer."""
+    adam: AdamConfig = AdamConfig()
+    """Settings of AdamW."""
+    muon: MuonConfig = MuonConfig()
+    """Settings of Muon, with ``optim=muon``."""
+    lr_scheduler: Literal["constant", "linear", "cosine", "cosine_with_min_lr"] = "cosine_with_min_lr"
+    """The shape of the learning rate over the optimizer steps of the run."""
+    lr_warmup_ratio: Fraction = 0.03
+    """Share of the optimizer steps in which the learning rate rises from 0 to its peak."""
+    min_lr_ratio: Fraction = 0.1
+    """Floor of ``cosine_with_min_lr`` as a share of the peak."""
+    max_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this global norm."""
+
+    @property
+    def world_size(self) -> int:
+        """Its training ranks."""
+        return self.num_nodes * self.num_gpus_per_node
+
+
+class LoraConfig(Section):
+    """Low-rank adapters."""
+
+    rank: NonNegativeInt = 0
+    """Rank of the adapters; 0: off."""
+    alpha: PositiveFloat = 16
+    """Scale of the adapters."""
+    dropout: Fraction = 0.0
+    """Dropout before the adapters."""
+    target_modules: StringList = ("all-linear",)
+    """Modules that get adapters."""
+
+
+class DeepSpeedConfig(Section):
+    """How every model is loaded and trained."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """0: replicated; 1: optimizer states, 2: and gradients, 3: and parameters are sharded over the ranks."""
+    param_dtype: Literal["bf16", "fp32", "fp16"] = "bf16"
+    """Type of the parameters in the forward pass; master weights are fp32 in any case."""
+    attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
+    """Attention of the training side."""
+    adam_offload: bool = False
+    """Keep the optimizer states in host memory."""
+    tensor_parallel_size: PositiveInt = 1
+    """Tensor parallelism of training."""
+    sequence_parallel_size: PositiveInt = 1
+    """Sequence parallelism of training."""
+    ring_attn_size: PositiveInt = 1
+    """OpenRLHF's name for ``sequence_parallel_size``."""
+    packing_samples: bool = False
+    """Pack several samples into one row."""
+    use_liger_kernel: bool = False
+    """Fused kernels on GPU."""
+    load_in_4bit: bool = False
+    """QLoRA."""
+    enable_sleep: bool = False
+    """Move training states to host memory while the engines generate (colocated runs)."""
+    use_universal_ckpt: bool = False
+    """Checkpoints that load with another world size."""
+    lora: LoraConfig = LoraConfig()
+    """Low-rank adapters."""
+    logprob_chunk: PositiveInt = 1024
+    """Tokens of the output layer that are computed at a time: the full logits never exist."""
