@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.cluster.groups import ActorGroups
+from rlhf_core.cluster.groups import WORKER_ENVIRONMENT, run_members
 from rlhf_core.cluster.placement import place
+from rlhf_core.cluster.policy_worker import PolicyWorker
+from rlhf_core.cluster.rank_worker import Seat
 from rlhf_core.cluster.rollout_worker import RolloutWorker
 from rlhf_core.cluster.router import EngineRouter
 from rlhf_core.cluster.session import cores
-from rlhf_core.cluster.trainer_worker import PolicyWorker, Seat
 from rlhf_core.records import PromptCursor
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class MemoryPolicy(PolicyWorker):
 
         old = {rows[i].key: values for i, values in self._running.logprobs(rows).items()}
         experience: list[Experience]
-        experience, _ = make_experience(rows, old, None, 0.0, self._config)
+        experience, _ = make_experience(rows, old, None, None, 0.0, self._config)
         return self._running.update(experience, iteration).grad_norm
 
 
@@ -64,17 +65,18 @@ class BareLoop:
         import ray
 
         self._context = replace(context, run_id=f"{context.run_id}-bare")
-        groups = ActorGroups(self._context, place(config, {"CPU": 2}), threads=config.run.cpu_threads or cores())
+        members = run_members(config, place(config, {"CPU": 2}), threads=config.run.cpu_threads or cores())
 
-        def actor(kind: type, environment: dict[str, str], *arguments: Any) -> Any:
+        def actor(kind: type, role: str, *arguments: Any) -> Any:
+            environment = {**WORKER_ENVIRONMENT, **members[role].environment}
             options = {"num_cpus": 0, "runtime_env": {"env_vars": environment}}
             return ray.remote(kind).options(**options).remote(self._context, *arguments)
 
         from rlhf_core.cluster.engine_worker import EngineWorker
 
-        self._engine = actor(EngineWorker, groups.engine_environment, 0)
-        self._policy = actor(MemoryPolicy, groups.rank_environment, 0)
-        self._rollout = actor(MemoryRollout, {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"})
+        self._engine = actor(EngineWorker, "engine", 0)
+        self._policy = actor(MemoryPolicy, "policy", 0)
+        self._rollout = actor(MemoryRollout, "rollout")
         self._cursor = PromptCursor()
 
     async def start(self, total_steps: int) -> None:

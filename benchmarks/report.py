@@ -24,8 +24,8 @@ def finish(
     print(f"{name}: {', '.join(f'{key}={value}' for key, value in facts.items())}")
     for side, repeats in sides.items():
         shown = "  ".join(f"{value:.4g}" for value in repeats)
-        print(f"  {side:<12} median {statistics.median(repeats):.4g} {unit}   ({shown})")
-    print(f"  ratio        {ratio:.3f}")
+        print(f"  {side:<18} median {statistics.median(repeats):.4g} {unit}   ({shown})")
+    print(f"  ratio              {ratio:.3f}")
     if path is not None:
         body = {"name": name, "ratio": ratio, "unit": unit, "sides": sides, **facts}
         Path(path).write_text(json.dumps(body, indent=1))

@@ -21,11 +21,11 @@ import ray
 from benchmarks.report import finish
 from rlhf_core.cluster.connect import connect, disconnect
 from rlhf_core.cluster.context import WorkerContext
-from rlhf_core.cluster.groups import ActorGroups
+from rlhf_core.cluster.groups import ActorGroups, run_members
 from rlhf_core.cluster.placement import place
 from rlhf_core.config import Config, load_config
-from rlhf_core.data import load_tokenizer, resolve_model, sample_seed, training_prompts
-from rlhf_core.records import PromptCursor
+from rlhf_core.data import load_tokenizer, models_of, pin_models, sample_seed, training_prompts
+from rlhf_core.records import Draw, PromptCursor
 from tasks.run import model_cache
 
 
@@ -35,7 +35,7 @@ class RawEngine:
     def __init__(self, context: WorkerContext) -> None:
         context.enter("raw")
         self._config = context.config
-        self._model = resolve_model(context.config.actor.model_name_or_path, context.model_cache)
+        self._model = context.model("policy")
 
     def start(self) -> None:
         from vllm import LLM
@@ -104,17 +104,19 @@ def main() -> None:
 
 def measure(config: Config, arguments: argparse.Namespace) -> None:
     resources = connect(None)
-    context = WorkerContext("benchmark", config, "cpu", ".", model_cache())
-    groups = ActorGroups(context, place(config, resources), threads=1)
-    engine, worker = groups.engine(0), groups.rollout()
-    environment = {"env_vars": groups.engine_environment}
+    models = pin_models(models_of(config), config.storage)
+    context = WorkerContext("benchmark", config, "cpu", ".", model_cache(), models)
+    members = run_members(config, place(config, resources), threads=1)
+    groups = ActorGroups(context, members)
+    engine, worker = groups.actor("engine"), groups.actor("rollout")
+    environment = {"env_vars": dict(members["engine"].environment)}
     raw: Any = ray.remote(RawEngine).options(num_cpus=0, runtime_env=environment).remote(context)
     ray.get([engine.start.remote(), worker.start.remote(), raw.start.remote()])
     ours_s, raw_s = [], []
-    ray.get(worker.rollout.remote(0, 0, PromptCursor(), [engine]))  # warm-up, as raw.start does
+    ray.get(worker.rollout.remote(Draw(0, 0, PromptCursor(), arguments.prompts), [engine]))  # warm-up, as raw.start does
     for repeat in range(1, arguments.repeats + 1):
         start = time.perf_counter()
-        ray.get(worker.rollout.remote(repeat, 0, PromptCursor(), [engine]))
+        ray.get(worker.rollout.remote(Draw(repeat, 0, PromptCursor(), arguments.prompts), [engine]))
         ours_s.append(time.perf_counter() - start)
         raw_s.append(ray.get(raw.generate.remote(repeat)))
     count = tokens(config)

@@ -2,9 +2,10 @@
 
 ::
 
-    rollout ─▶ reward ─▶ advantage ─▶ update ─▶ weight sync ─▶ (checkpoint) ─▶ (evaluate) ─▶ report, lineage
+    rollout ─▶ reward ─▶ advantage ─▶ update ─▶ weight sync ─▶ (evaluate) ─▶ (checkpoint) ─▶ report, lineage
 
-Each step returns at once where its manifest says that it is done: running an iteration again costs nothing but what is missing.
+A version that its evaluation finds to be the best is saved. Each step returns at once where its manifest says that it is done:
+running an iteration again costs nothing but what is missing.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ async def iteration_flow(
         await advantage(run_id, iteration)
         await update(run_id, iteration)
         await sync_weights(run_id, version)
-        if checkpoint_due(run, version):
-            await checkpoint(run_id, version)
-        if evaluation_due(run, version):
+        if await asyncio.to_thread(evaluation_due, run, version):
             await evaluate(run_id, version)
             await report_evaluation(run_id, version)
+        if await asyncio.to_thread(checkpoint_due, run, version):
+            await checkpoint(run_id, version)
         await asyncio.gather(report(run_id, iteration), track(run_id))

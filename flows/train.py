@@ -26,7 +26,9 @@ from tasks.run import (
     Resume,
     default_run_id,
     evaluation_due,
+    is_last,
     iterations_to_do,
+    newest_version,
     opened,
     resolve_config,
 )
@@ -60,7 +62,8 @@ async def train(
             await tell_failure(run_id)
             raise
         await track(run_id, insist=True)
-        return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": run.plan.iterations}
+        version = await asyncio.to_thread(newest_version, run)
+        return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": version}
 
 
 async def run_iterations(run: OpenRun) -> None:
@@ -83,4 +86,6 @@ async def run_iterations(run: OpenRun) -> None:
                 "storage_options": run.store.options,
             },
         )
+        if await asyncio.to_thread(is_last, run, iteration + 1):  # filtering may use up the data before the plan ends
+            break
     await progress.show(run.plan.iterations)

@@ -115,7 +115,7 @@ class Position:
             self._total = int(body["plan"]["iterations"])
         while self._done < self._total and self._store.stage(self._done, Stage.UPDATE) is not None:
             metrics = iteration_metrics(self._store, self._done)
-            self._numbers = f"reward {metrics['reward/mean']:.3f}  {metrics['rollout/tokens_per_second']:.0f} tok/s"
+            self._numbers = _numbers(metrics) or self._numbers
             self._done += 1
         stage = "done"
         if self._done < self._total:
@@ -130,8 +130,15 @@ class Position:
         }
 
 
+def _numbers(metrics: dict[str, float]) -> str:
+    """An iteration at a glance; one that only trained what was left over sampled nothing."""
+    shown = {"reward/mean": "reward {:.3f}", "rollout/tokens_per_second": "{:.0f} tok/s"}
+    return "  ".join(form.format(metrics[name]) for name, form in shown.items() if name in metrics)
+
+
 def _summary(out: Console, store: RunStore, url: str, tracker_url: str | None) -> None:
-    rewards = [iteration_metrics(store, iteration)["reward/mean"] for iteration in store.completed_iterations()]
+    metrics = [iteration_metrics(store, iteration) for iteration in store.completed_iterations()]
+    rewards = [of_iteration["reward/mean"] for of_iteration in metrics if "reward/mean" in of_iteration]
     out.print("\nmean reward")
     for line in curve(rewards):
         out.print(line, markup=False)
@@ -139,7 +146,7 @@ def _summary(out: Console, store: RunStore, url: str, tracker_url: str | None) -
     out.print(
         f"\nreward {rewards[0]:.3f} → {rewards[-1]:.3f} in {len(rewards)} iterations (best {rewards[best]:.3f} in {best})"
     )
-    last = len(rewards)
+    last = len(metrics)
     first_eval, last_eval = store.read_evaluation(0), store.read_evaluation(last)
     if first_eval and last_eval:
         for name in ("eval/reward_mean", "eval/pass@1"):

@@ -135,6 +135,36 @@ def doctor(as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
+@app.command("serve-reward")
+def serve_reward(
+    model: Annotated[str, typer.Argument(help="A reward model: folder, hub id, or run:ID.")],
+    host: Annotated[str, typer.Option(help="Address to serve on; another than loopback needs --token-env.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 5000,
+    token_env: Annotated[str | None, typer.Option(help="Environment variable with the clients' bearer token.")] = None,
+    max_batch: Annotated[int, typer.Option(min=1, help="Texts scored together.")] = 32,
+    max_wait_ms: Annotated[float, typer.Option(min=0, help="How long a batch waits for more texts.")] = 5,
+    max_queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; then requests are answered with 503.")] = 4096,
+    max_len: Annotated[int | None, typer.Option(min=1, help="Longest text, tokens; default: the model's own.")] = None,
+    micro_batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 8,
+    dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Of the weights.")] = "fp32",
+    device: Annotated[Literal["auto", "cpu", "gpu"], typer.Option()] = "auto",
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run code of the model.")] = False,
+    root: Root = None,
+) -> None:
+    """Serve a trained reward model over HTTP, in OpenRLHF's JSON: reward.remote_url of any number of runs."""
+    from rlhf_cli.serve_reward import Limits, ModelSettings, serve
+
+    served = ModelSettings(model, root, device, dtype, micro_batch_size, max_len, trust_remote_code)
+    serve(
+        served,
+        host=host,
+        port=port,
+        token_env=token_env,
+        limits=Limits(max_batch, max_wait_ms / 1000, max_queue),
+        announce=lambda url: out.print(f"serving {model} at {url}", markup=False, soft_wrap=True),
+    )
+
+
 @config_app.command("show", context_settings=OPENRLHF_FLAGS)
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
     """The whole configuration, defaults included."""
@@ -149,11 +179,13 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 @config_app.command("check", context_settings=OPENRLHF_FLAGS)
 def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
     """Refuse what cannot work, and say what the run will ask of the cluster."""
+    from rlhf_core.algorithms.check import check_algorithms
     from rlhf_core.cluster.placement import place
     from rlhf_core.config import load_config
     from rlhf_core.rewards import check_reward_config
 
     checked = load_config(config, overrides or [])
+    check_algorithms(checked)
     check_reward_config(checked.reward)
     resources: dict[str, float] = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(_gpus())}
     placement = place(checked, resources)

@@ -1,47 +1,76 @@
-"""A snapshot of the training state."""
+"""A snapshot of the training state, and what it makes superfluous.
+
+::
+
+    save ─▶ checkpoint.json ─▶ latest.json ─▶ best.json ─▶ rotation
+"""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore
+from rlhf_core.storage import CheckpointStore, Keep, rotate
 from rlhf_core.telemetry import Stopwatch
 from tasks.advantage import kl_coef_of
+from tasks.best import best_of
 from tasks.options import TASK_OPTIONS
 from tasks.rollout import cursor_before
-from tasks.run import current_run
+from tasks.run import OpenRun, current_run
 from tasks.stages import required
+
+if TYPE_CHECKING:
+    from rlhf_core.storage import Best
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)
 async def checkpoint(run_id: str, version: int) -> dict[str, Any]:
-    """Save policy version ``version``: visible only whole; nothing to do where it is saved already."""
+    """Save policy version ``version``: visible only whole; nothing to do where it, or a later one, is saved already.
+
+    Then what ``ckpt.max_num`` and ``ckpt.max_mem`` leave no room for is deleted.
+    """
     run = current_run(run_id)
-    checkpoints = CheckpointStore(run.store)
-    if (newest := await asyncio.to_thread(checkpoints.newest, version)) is not None and newest[0] == version:
-        await asyncio.to_thread(run.store.set_pointer, "latest", {"version": version})
-        return {"version": version, "already": True}
+    best = await asyncio.to_thread(best_of, run, version)
+    newest = await asyncio.to_thread(CheckpointStore(run.store).newest)
+    if newest is not None and newest[0] > version:  # an old iteration, run again: this one may be rotated away
+        return {"version": version, "superseded_by": newest[0]}
+    saved = {"already": True} if newest is not None and newest[0] == version else await _save(run, version, best)
+    run.session.check_lease()
+    deleted = await asyncio.to_thread(_settle, run, version, best)
+    return {"version": version, **saved, "best": None if best is None else asdict(best), "deleted": deleted}
+
+
+async def _save(run: OpenRun, version: int, best: Best | None) -> dict[str, Any]:
     watch = Stopwatch()
     files = await run.session.heal(version, lambda: run.session.save(version))
     manifest, _ = await required(run, version - 1, Stage.UPDATE)
-    digest = await run.session.digest()
+    digests = await run.session.digests()
     body = {
         "version": version,
         "iteration": version,  # the next one to run
-        "digest": digest,
+        **digests,
         "optimizer_steps": manifest.body["optimizer_steps"],
         "cursor": asdict(await cursor_before(run, version)),
         "kl_coef": await kl_coef_of(run, version),
+        "best": None if best is None else asdict(best),
         "world_size": run.config.actor.world_size,
         "zero_stage": run.config.ds.zero_stage,
         **watch.stamp(),
     }
     run.session.check_lease()
-    await asyncio.to_thread(checkpoints.commit, version, body, files)
-    await asyncio.to_thread(run.store.set_pointer, "latest", {"version": version})
-    return {"version": version, "files": len(files), "bytes": sum(entry.bytes for entry in files), **watch.stamp()}
+    await asyncio.to_thread(CheckpointStore(run.store).commit, version, body, files)
+    return {"files": len(files), "bytes": sum(entry.bytes for entry in files), **watch.stamp()}
+
+
+def _settle(run: OpenRun, version: int, best: Best | None) -> list[int]:
+    """The pointers, then the rotation. Returns the versions that were deleted."""
+    ckpt = run.config.ckpt
+    run.store.set_pointer("latest", {"version": version})
+    if best is not None:
+        run.store.set_pointer("best", asdict(best))
+    keep = Keep(ckpt.max_num, None if ckpt.max_mem is None else ckpt.max_mem * 2**30)
+    return rotate(CheckpointStore(run.store), keep, None if best is None else best.version)

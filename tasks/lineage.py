@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
+from rlhf_core.data import models_of
 from rlhf_core.errors import RlhfError
-from rlhf_core.lineage import CheckpointRecord, DatasetRecord
+from rlhf_core.lineage import BestRecord, CheckpointRecord, DatasetRecord
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore
+from rlhf_core.storage import CheckpointStore, best_pointer
 from rlhf_core.telemetry import get_logger
 from tasks.options import TASK_OPTIONS
 from tasks.run import OpenRun, current_run
@@ -83,6 +84,7 @@ def _tell(run: OpenRun, over: bool) -> None:
         _tell_version(run, earlier)
         _tell_iteration(run, earlier)
     _tell_version(run, version)
+    _tell_best(run)
     if over:
         tracker.finish(succeeded=True)
 
@@ -127,15 +129,35 @@ def _tell_version(run: OpenRun, version: int) -> None:
     checkpoint = CheckpointStore(run.store).get(version) if version else None
     if checkpoint is None:
         return
+    origins = parents(run)
     run.tracker.log_checkpoint(
         CheckpointRecord(
-            name=f"{run.run_id}-v{version:08d}",
+            name=_model_name(run, version),
             version=version,
-            uri=run.store.url_of(f"checkpoints/v{version:08d}"),
+            uri=CheckpointStore(run.store).url(version),
             digest=checkpoint["digest"],
-            parent=run.config.actor.model_name_or_path,
+            parent=origins["policy"],
+            parents=origins,
             manifests=[run.store.manifest_url(iteration, Stage.ROLLOUT) for iteration in range(version)],
             metrics=evaluation["metrics"] if evaluation is not None else {},
             ended_at=_ended_at(evaluation if evaluation is not None else checkpoint),
         )
     )
+
+
+def parents(run: OpenRun) -> dict[str, str]:
+    """The models the run uses, by role: a name, or the URL of the checkpoint that a ``run:`` name was pinned to."""
+    recorded: dict[str, dict[str, Any]] | None = (run.store.read_run() or {}).get("models")
+    if recorded is None:  # a run that began before models were recorded
+        return models_of(run.config)
+    return {role: str(model.get("url", model["spec"])) for role, model in recorded.items()}
+
+
+def _tell_best(run: OpenRun) -> None:
+    best = best_pointer(run.store) if run.config.ckpt.best_metric_key is not None else None
+    if best is not None:
+        run.tracker.log_best(BestRecord(_model_name(run, best.version), best.version, best.key, best.value))
+
+
+def _model_name(run: OpenRun, version: int) -> str:
+    return f"{run.run_id}-v{version:08d}"

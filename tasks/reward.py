@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
 from rlhf_core.records import Stage
 from rlhf_core.telemetry import Stopwatch
+from tasks.filling import norm_state_before, rewards_of
 from tasks.options import TASK_OPTIONS
 from tasks.run import current_run
 from tasks.stages import commit, finished, required, small
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlhf_core.records import Part
 
 
 @task(name="reward", task_run_name="reward {iteration}", **TASK_OPTIONS)
@@ -20,7 +26,13 @@ async def reward(run_id: str, iteration: int) -> dict[str, Any]:
     if done := await finished(run, iteration, Stage.REWARD):
         return small(done[1])
     watch = Stopwatch()
-    _, rollout = await required(run, iteration, Stage.ROLLOUT)
-    scored = await run.session.heal(iteration, lambda: run.session.score(iteration, rollout))
-    body = {**watch.stamp(), "metrics": scored.metrics, "failures": scored.failures}
-    return small(await commit(run, iteration, Stage.REWARD, scored.parts, [rollout], body))
+    played, rollout = await required(run, iteration, Stage.ROLLOUT)
+    parts: Sequence[Part]
+    if played.selected is not None:
+        parts, found = await rewards_of(run, played)  # scored while the batch was filled
+    else:
+        state = await norm_state_before(run, iteration)
+        scored = await run.session.heal(iteration, lambda: run.session.score(iteration, played.parts, state))
+        parts = scored.parts
+        found = {"metrics": scored.metrics, "failures": scored.failures, "norm_state": scored.norm_state}
+    return small(await commit(run, iteration, Stage.REWARD, parts, [rollout], {**watch.stamp(), **found}))

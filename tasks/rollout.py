@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
-from rlhf_core.records import PromptCursor, Stage
+from rlhf_core.records import Draw, PromptCursor, Stage
 from rlhf_core.telemetry import Stopwatch
+from tasks.filling import fill, parts_of
 from tasks.options import TASK_OPTIONS
 from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rlhf_core.records import Part
 
 
 @task(name="rollout", task_run_name="rollout {iteration}", **TASK_OPTIONS)
@@ -22,16 +28,28 @@ async def rollout(run_id: str, iteration: int) -> dict[str, Any]:
         return small(done[1])
     watch = Stopwatch()
     cursor = await cursor_before(run, iteration)
-    outcome = await run.session.heal(iteration, lambda: run.session.rollout(iteration, iteration, cursor))
-    body = {
-        **watch.stamp(),
+    made = in_rounds if run.config.fills_batches else at_once
+    parts, body = await made(run, iteration, cursor)
+    return small(await commit(run, iteration, Stage.ROLLOUT, parts, [], {**watch.stamp(), **body}))
+
+
+async def at_once(run: OpenRun, iteration: int, cursor: PromptCursor) -> tuple[Sequence[Part], dict[str, Any]]:
+    """Every prompt that is drawn is in the batch. Returns the shards, and what the manifest says."""
+    draw = Draw(iteration, iteration, cursor, run.config.rollout.batch_size)
+    outcome = await run.session.heal(iteration, lambda: run.session.rollout(draw))
+    return outcome.parts, {
         "cursor_in": asdict(cursor),
         "cursor_out": asdict(outcome.cursor),
         "drawn": outcome.drawn,
         "resumed_groups": outcome.resumed_groups,
-        "metrics": outcome.metrics,
+        "metrics": outcome.tally.metrics(),
     }
-    return small(await commit(run, iteration, Stage.ROLLOUT, outcome.parts, [], body))
+
+
+async def in_rounds(run: OpenRun, iteration: int, cursor: PromptCursor) -> tuple[Sequence[Part], dict[str, Any]]:
+    """Groups are filtered or sampled ahead: rounds, scored at once, until the batch is full."""
+    filling = await fill(run, iteration, cursor)
+    return await parts_of(run, filling), filling.body()
 
 
 async def cursor_before(run: OpenRun, iteration: int) -> PromptCursor:

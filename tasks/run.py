@@ -17,14 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.cluster.connect import connect
 from rlhf_core.cluster.context import WorkerContext, open_store
-from rlhf_core.cluster.groups import ActorGroups
+from rlhf_core.cluster.groups import ActorGroups, run_members
 from rlhf_core.cluster.placement import place
-from rlhf_core.cluster.session import RunSession, cores
+from rlhf_core.cluster.session import PlannedSteps, RunSession, cores
 from rlhf_core.config import Config, load_config, parse_config
+from rlhf_core.data import models_of, pin_models
 from rlhf_core.errors import ConfigError, WorkerError
 from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
-from rlhf_core.storage import CheckpointStore, LeaseOwner, RunStore, acquire
+from rlhf_core.records import Stage
+from rlhf_core.storage import LeaseOwner, RunStore, acquire
 from rlhf_core.telemetry import get_logger
+from tasks.best import is_best, is_saved
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -44,6 +47,8 @@ OPERATIONAL = (
     "vllm.request_timeout",
     "vllm.gpu_memory_utilization",
     "rollout.publish_groups",
+    "ckpt.max_num",
+    "ckpt.max_mem",
     "rollout.max_consecutive_failures",
     "reward.timeout",
     "reward.num_workers",
@@ -59,7 +64,8 @@ class RunPlan:
     dropped: int
     fingerprint: str
     iterations: int
-    total_steps: int
+    total_steps: int  # of the policy
+    critic_steps: int = 0
 
 
 @dataclass(slots=True)
@@ -143,14 +149,37 @@ def iterations_to_do(run: OpenRun) -> list[int]:
     iteration = newest[0]
     version = iteration + 1
     evaluated = not evaluation_due(run, version) or run.store.read_evaluation(version) is not None
-    saved = not checkpoint_due(run, version) or version in CheckpointStore(run.store).versions()
-    return list(range(iteration if not (evaluated and saved) else version, run.plan.iterations))
+    saved = not checkpoint_due(run, version) or is_saved(run, version)
+    end = version if is_last(run, version) else run.plan.iterations
+    return list(range(iteration if not (evaluated and saved) else version, end))
+
+
+def newest_version(run: OpenRun) -> int:
+    """The policy version the run has come to."""
+    newest = run.store.newest_update()
+    return 0 if newest is None else newest[0] + 1
+
+
+def is_last(run: OpenRun, version: int) -> bool:
+    """True if the run ends with this version: the plan does, or its last prompt went into the iteration that made it.
+
+    Filtering trains fewer prompts than it draws, so that the data may end before the plan.
+    """
+    if version == run.plan.iterations:
+        return True
+    if version == 0 or not run.config.fills_batches:
+        return False
+    found = run.store.stage(version - 1, Stage.ROLLOUT)
+    if found is None:
+        return False
+    body = found[0].body
+    return bool(body["cursor_out"]["epoch"] >= run.config.train.num_episodes and not body["buffered"])
 
 
 def checkpoint_due(run: OpenRun, version: int) -> bool:
-    """True if this version is to be saved: every ``ckpt.save_steps``, and the last."""
+    """True if this version is to be saved: every ``ckpt.save_steps``, the last, and the best. Ask after its evaluation."""
     every = run.config.ckpt.save_steps
-    return version == run.plan.iterations or (every > 0 and version % every == 0)
+    return is_last(run, version) or (every > 0 and version % every == 0) or is_best(run, version)
 
 
 def evaluation_due(run: OpenRun, version: int) -> bool:
@@ -158,7 +187,7 @@ def evaluation_due(run: OpenRun, version: int) -> bool:
     evaluation = run.config.eval
     if not evaluation.dataset:
         return False
-    return version in (0, run.plan.iterations) or (evaluation.steps > 0 and version % evaluation.steps == 0)
+    return version == 0 or is_last(run, version) or (evaluation.steps > 0 and version % evaluation.steps == 0)
 
 
 def stored_config(store: RunStore) -> Config:
@@ -214,6 +243,7 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     await asyncio.to_thread(store.objects.probe)
     body = await asyncio.to_thread(store.read_run)
     check_resume(body, config, store, resume, flow_run_id)
+    models = await asyncio.to_thread(pin_models, models_of(config), config.storage, (body or {}).get("models"))
     tracker = await asyncio.to_thread(
         make_tracker, config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment
     )
@@ -226,26 +256,31 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         device=placement.device,
         workdir=str(Path.cwd()),
         model_cache=model_cache(),
+        models=models,
     )
     # Sums of floats depend on the number of threads: a resumed run keeps that of its start.
-    threads = (body or {}).get("cpu_threads") or config.run.cpu_threads or max(1, cores() // config.actor.world_size)
-    session = RunSession(context, ActorGroups(context, placement, threads), lease)
+    learning = placement.counts["policy"] + placement.counts["critic"]
+    threads = (body or {}).get("cpu_threads") or config.run.cpu_threads or max(1, cores() // learning)
+    session = RunSession(context, ActorGroups(context, run_members(config, placement, threads)), lease)
     plan: RunPlan | None = None
 
-    async def plan_steps(facts: DataFacts) -> int:
+    async def plan_steps(facts: DataFacts) -> PlannedSteps:
         nonlocal plan, body
         plan = make_plan(config, facts)
         if body is None:
-            body = {**run_document(config, run_id, plan, flow_run_id), "cpu_threads": threads}
+            recorded = {role: model.to_json() for role, model in models.items()}
+            body = {**run_document(config, run_id, plan, flow_run_id), "cpu_threads": threads, "models": recorded}
             await asyncio.to_thread(store.write_run, body)
-        elif body["plan"] != asdict(plan):
+        elif RunPlan(**body["plan"]) != plan:
             raise ConfigError(
                 f"{store.url}: the prompts are not those the run was started with "
                 f"({different_keys(body['plan'], asdict(plan))}): restore data.prompt_dataset, or choose another run_id"
             )
-        return plan.total_steps
+        return PlannedSteps(plan.total_steps, plan.critic_steps)
 
     try:
+        if body is None:  # actors of an attempt that died before it was recorded may hold what the names meant then
+            await session.discard_actors()
         await _open_session(session, plan_steps)
     except BaseException:
         await session.close(keep_actors=False)
@@ -254,7 +289,7 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     return OpenRun(run_id, config, store, session, plan, tracker)
 
 
-async def _open_session(session: RunSession, plan_steps: Callable[[DataFacts], Awaitable[int]]) -> None:
+async def _open_session(session: RunSession, plan_steps: Callable[[DataFacts], Awaitable[PlannedSteps]]) -> None:
     """Start the processes; one that dies while starting costs another attempt, not the run."""
     attempts = session.config.run.max_restarts + 1
     for attempt in range(1, attempts + 1):
@@ -270,7 +305,7 @@ async def _open_session(session: RunSession, plan_steps: Callable[[DataFacts], A
 
 
 def model_cache() -> str:
-    """Folder of built-in models, the same for every worker of this machine."""
+    """Folder of built-in models and fetched checkpoints, the same for every worker of this machine."""
     return str(Path(os.environ.get("RLHF_HOME", ".rlhf")).absolute() / "models")
 
 
@@ -278,14 +313,22 @@ def make_plan(config: Config, facts: DataFacts) -> RunPlan:
     """Iterations and optimizer steps of the whole run.
 
     Batches do not cross epochs: the last one of each is short where the prompts do not divide. Samples that fail may
-    make the run a few steps shorter than planned.
+    make the run a few steps shorter than planned; filtering may end it many iterations earlier, never later.
     """
     rollout, train = config.rollout, config.train
     batches = [min(rollout.batch_size, facts.prompts - drawn) for drawn in range(0, facts.prompts, rollout.batch_size)]
     iterations = (batches * train.num_episodes)[: train.max_iterations]  # prompts of each
     samples = [prompts * rollout.n_samples_per_prompt for prompts in iterations]
-    steps = sum(math.ceil(count / config.samples_per_step) for count in samples) * train.max_epochs
-    return RunPlan(facts.prompts, facts.dropped, facts.fingerprint, len(iterations), steps)
+    steps = [math.ceil(count / config.samples_per_step) * train.max_epochs for count in samples]
+    frozen = config.critic.freezing_steps if config.needs_critic else 0
+    return RunPlan(
+        prompts=facts.prompts,
+        dropped=facts.dropped,
+        fingerprint=facts.fingerprint,
+        iterations=len(iterations),
+        total_steps=sum(steps[frozen:]),
+        critic_steps=sum(steps) if config.needs_critic else 0,
+    )
 
 
 def run_document(config: Config, run_id: str, plan: RunPlan, flow_run_id: str | None) -> dict[str, Any]:

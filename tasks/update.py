@@ -23,17 +23,15 @@ async def update(run_id: str, iteration: int) -> dict[str, Any]:
     watch = Stopwatch()
     assembled, experience = await required(run, iteration, Stage.EXPERIENCE)
     kl_coef = float(assembled.body["kl_coef"])
-    metrics, digest, steps = await run.session.heal(
-        iteration, lambda: run.session.update(iteration, experience, kl_coef)
-    )
+    updated = await run.session.heal(iteration, lambda: run.session.update(iteration, experience, kl_coef))
     body = {
         **watch.stamp(),
         "version": iteration + 1,
-        "digest": digest,
-        "optimizer_steps": steps,
+        **updated.digests,
+        "optimizer_steps": updated.optimizer_steps,
         "kl_coef": kl_coef,
-        "kl_coef_next": next_kl_coef(run, assembled, kl_coef, metrics),
-        "metrics": metrics,
+        "kl_coef_next": next_kl_coef(run, assembled, kl_coef, updated.metrics),
+        "metrics": updated.metrics,
     }
     return small(await commit(run, iteration, Stage.UPDATE, (), [experience], body))
 

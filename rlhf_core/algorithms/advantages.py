@@ -90,14 +90,14 @@ def compute_advantages(
     steps = batch.step_rewards if estimator.keeps_step_rewards else None
     rewards_BT = place_rewards(shaped_B, mask_BT, steps)
     if batch.kl_BT is not None:
-        rewards_BT = rewards_BT - torch.where(mask_BT, kl_coef * batch.kl_BT.double(), 0.0)
+        rewards_BT.sub_(batch.kl_BT, alpha=kl_coef)  # what this puts outside the mask is not looked at
 
     if estimator.needs_critic:
         assert batch.values_BT is not None  # _check
         advantages_BT = generalised_advantages(
             rewards_BT, batch.values_BT, mask_BT, gamma, lambd, bootstrap_B=batch.bootstrap_B
         )
-        returns_BT = advantages_BT + torch.where(mask_BT, batch.values_BT.double(), 0.0)
+        returns_BT = torch.where(mask_BT, advantages_BT + batch.values_BT, 0.0)
     else:
         advantages_BT = returns_BT = discounted_returns(rewards_BT, mask_BT, gamma)
     if estimator.whiten:
@@ -124,13 +124,13 @@ def shape_groups(
 
 def whiten(values_BT: Tensor, mask_BT: Tensor, *, centre_only: bool = False) -> Tensor:
     """``[B, T]`` with mean 0 and biased variance 1 over the action tokens, 0 elsewhere."""
-    count = mask_BT.sum().clamp(min=1)
-    mean = torch.where(mask_BT, values_BT, 0.0).sum() / count
-    centred_BT = torch.where(mask_BT, values_BT - mean, 0.0)
+    count, other_BT = mask_BT.sum().clamp(min=1), ~mask_BT
+    centred_BT = values_BT.masked_fill(other_BT, 0.0)
+    centred_BT.sub_(centred_BT.sum() / count).masked_fill_(other_BT, 0.0)
     if centre_only:
         return centred_BT
-    variance = centred_BT.square().sum() / count
-    return centred_BT / variance.clamp(min=MIN_VARIANCE).sqrt()
+    variance = centred_BT.flatten() @ centred_BT.flatten() / count  # makes no further [B, T]
+    return centred_BT.div_(variance.clamp(min=MIN_VARIANCE).sqrt())
 
 
 def _rows_by_episode(

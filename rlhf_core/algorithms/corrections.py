@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhf_core.algorithms.aggregation import masked_mean
-from rlhf_core.algorithms.registry import look_up, register
+from rlhf_core.algorithms.registry import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,8 +106,3 @@ CORRECTIONS: dict[str, Callable[[Tensor, CorrectionInput], tuple[Tensor, Tensor]
     "icepop": icepop,
     "seq-mask-tis": seq_mask_tis,
 }
-
-
-def register_correction(name: str, correction: Callable[[Tensor, CorrectionInput], tuple[Tensor, Tensor]]) -> None:
-    """Add a user's own: ``(log w [B, T], input)`` to ``(weights [B, T], kept [B, T] bool)``."""
-    register(CORRECTIONS, "correction", name, correction)

@@ -20,6 +20,7 @@ class Verdict(StrEnum):
     TOO_LOW = "too_low"  # mean at or below the range: with (0, 1), all wrong
     TOO_HIGH = "too_high"  # mean at or above the range: with (0, 1), all right
     NO_SPREAD = "no_spread"  # all scores equal: nothing to compare, though the mean is inside
+    FAILED = "failed"  # no usable sample: there is nothing to judge
 
 
 def judge_group(scores: Sequence[float], low: float, high: float) -> Verdict:
@@ -51,6 +52,7 @@ class FilterCounts:
     too_low: int = 0
     too_high: int = 0
     no_spread: int = 0
+    failed: int = 0
 
     def with_verdict(self, verdict: Verdict) -> FilterCounts:
         """The counts after one more group."""
@@ -58,10 +60,21 @@ class FilterCounts:
 
     @property
     def generated(self) -> int:
-        """All groups judged."""
-        return self.kept + self.too_low + self.too_high + self.no_spread
+        """All groups."""
+        return self.kept + self.filtered + self.failed
+
+    @property
+    def filtered(self) -> int:
+        """Groups that could have been trained, and were rejected."""
+        return self.too_low + self.too_high + self.no_spread
 
     @property
     def kept_share(self) -> float:
         """Of the groups, not of the samples: at most 1."""
         return self.kept / self.generated if self.generated else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.generated} groups generated, {self.kept} kept, {self.too_low} with a mean score too low, "
+            f"{self.too_high} too high, {self.no_spread} without spread, {self.failed} failed"
+        )

@@ -51,7 +51,7 @@ KL_ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3":
 
 
 class KlController(Protocol):
-    """Decides the KL coefficient. A value: an update makes a new one."""
+    """Decides the KL coefficient, which is all its state: the log of the run keeps it, and a resume starts from there."""
 
     @property
     def coef(self) -> float:
@@ -62,30 +62,14 @@ class KlController(Protocol):
         """The controller after a batch of ``n_steps`` samples whose true mean KL was ``current_kl``."""
         ...
 
-    def state_dict(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
-        ...
-
-    def restored(self, state: dict[str, float]) -> KlController:
-        """This controller with the state of a checkpoint."""
-        ...
-
 
 @dataclass(frozen=True, slots=True)
 class FixedKl:
-    """A constant coefficient: the configuration's, also after a resume."""
+    """A constant coefficient."""
 
     coef: float
 
     def updated(self, current_kl: float, n_steps: int) -> FixedKl:
-        """Unchanged."""
-        return self
-
-    def state_dict(self) -> dict[str, float]:
-        """The coefficient, for the record."""
-        return {"coef": self.coef}
-
-    def restored(self, state: dict[str, float]) -> FixedKl:
         """Unchanged."""
         return self
 
@@ -111,15 +95,7 @@ class AdaptiveKl:
         error = min(max(current_kl / self.target - 1, -MAX_ERROR), MAX_ERROR)
         return replace(self, coef=self.coef * (1 + error * n_steps / self.horizon))
 
-    def state_dict(self) -> dict[str, float]:
-        """The coefficient: target and horizon are configuration."""
-        return {"coef": self.coef}
 
-    def restored(self, state: dict[str, float]) -> AdaptiveKl:
-        """The controller with the coefficient of a checkpoint."""
-        return replace(self, coef=state["coef"])
-
-
-def make_kl_controller(init_coef: float, target: float | None, horizon: float) -> KlController:
-    """Adaptive where there is a target, else fixed."""
-    return FixedKl(init_coef) if target is None else AdaptiveKl(init_coef, target, horizon)
+def make_kl_controller(coef: float, target: float | None, horizon: float) -> KlController:
+    """Adaptive where there is a target, else fixed; ``coef`` is that of the configuration, or of the batch before."""
+    return FixedKl(coef) if target is None else AdaptiveKl(coef, target, horizon)

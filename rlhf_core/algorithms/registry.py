@@ -1,4 +1,4 @@
-"""Tables of named algorithms: adding twice and asking for an unknown name are errors that say what to do."""
+"""Tables of named algorithms: asking for an unknown name is an error that says what there is."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ if TYPE_CHECKING:
 Entry = TypeVar("Entry")
 
 
-def register(registry: dict[str, Entry], kind: str, name: str, entry: Entry) -> None:
-    """Add an entry under a new name.
-
-    Raises:
-        ConfigError: the name is taken.
-    """
-    if name in registry:
-        raise ConfigError(f"{kind} {name!r} is registered already: choose another name")
-    registry[name] = entry
-
-
 def look_up(registry: Mapping[str, Entry], kind: str, name: str) -> Entry:
     """The entry of a name.
 
@@ -30,5 +19,5 @@ def look_up(registry: Mapping[str, Entry], kind: str, name: str) -> Entry:
         ConfigError: nothing has that name.
     """
     if name not in registry:
-        raise ConfigError(f"unknown {kind} {name!r}: choose one of {', '.join(sorted(registry))}, or register your own")
+        raise ConfigError(f"unknown {kind} {name!r}: choose one of {', '.join(sorted(registry))}")
     return registry[name]

@@ -1,7 +1,7 @@
 """Softmax over a vocabulary that is seen one tile of columns at a time.
 
 Forward, ``RunningSoftmax`` keeps per token: the largest logit m, ``sum exp(z - m)``, ``sum exp(z - m) (z - m)`` and the
-chosen logit (Milakov and Gimelshein 2018, arXiv:1805.02867). Backward, ``logit_gradient`` needs nothing but those.
+chosen logit (Milakov and Gimelshein 2018, arXiv:1805.02867). Backward, ``SoftmaxGradient`` needs nothing but those.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class SoftmaxGradient:
         if self.grad_entropy_N is None:
             gradient_NV = logp_NV.exp_().mul_(-self.grad_logprobs_N.unsqueeze(1))
         else:
-            slope_N, offset_N = self.grad_entropy_N, self.grad_entropy_N * self.entropy_N + self.grad_logprobs_N
+            slope_N, offset_N = -self.grad_entropy_N, self.grad_entropy_N * self.entropy_N + self.grad_logprobs_N
             gradient_NV = logp_NV.exp()
-            gradient_NV *= logp_NV.mul_(slope_N.unsqueeze(1)).add_(offset_N.unsqueeze(1)).neg_()
+            gradient_NV *= logp_NV.mul_(slope_N.unsqueeze(1)).sub_(offset_N.unsqueeze(1))
         column_N1, inside_N = _column(self.targets_N, start, tile_NV.shape[1])
         chosen_N = torch.where(inside_N, self.grad_logprobs_N, 0.0)
         return gradient_NV.scatter_add_(1, column_N1, chosen_N.unsqueeze(1))

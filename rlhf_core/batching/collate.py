@@ -50,6 +50,20 @@ class TokenRow(Protocol):
         ...
 
 
+class PairRow(Protocol):
+    """Two answers to one prompt."""
+
+    @property
+    def chosen(self) -> TokenRow:
+        """The better one, with its prompt."""
+        ...
+
+    @property
+    def rejected(self) -> TokenRow:
+        """The worse one, with its prompt."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
     """One micro-batch of a forward pass."""
@@ -76,17 +90,21 @@ class ExperienceBatch:
     rollout_logprobs_BT: torch.Tensor
     ref_logprobs_BT: torch.Tensor | None  # None without a reference model
     advantages_BT: torch.Tensor
+    values_BT: torch.Tensor | None  # None without a critic
+    returns_BT: torch.Tensor
     constrained_B: torch.Tensor  # bool, True: rollout log-probs are not the policy's own
 
     def to(self, device: torch.device) -> ExperienceBatch:
         """The batch on ``device``."""
-        ref = self.ref_logprobs_BT
+        ref, values = self.ref_logprobs_BT, self.values_BT
         return ExperienceBatch(
             self.tokens.to(device),
             self.old_logprobs_BT.to(device),
             self.rollout_logprobs_BT.to(device),
             None if ref is None else ref.to(device),
             self.advantages_BT.to(device),
+            None if values is None else values.to(device),
+            self.returns_BT.to(device),
             self.constrained_B.to(device),
         )
 
@@ -107,25 +125,36 @@ def collate_tokens(rows: Sequence[TokenRow]) -> TokenBatch:
     )
 
 
+def collate_pairs(pairs: Sequence[PairRow]) -> TokenBatch:
+    """B pairs as one padded batch of 2B rows: the chosen ones, then the rejected ones in the same order.
+
+    Raises:
+        TrainingError: as ``collate_tokens``.
+    """
+    return collate_tokens([*(pair.chosen for pair in pairs), *(pair.rejected for pair in pairs)])
+
+
 def collate_experiences(rows: Sequence[Experience]) -> ExperienceBatch:
     """Experiences as one padded batch.
 
     Raises:
-        TrainingError: as ``collate_tokens``; or reference log-probs on some rows only.
+        TrainingError: as ``collate_tokens``; or reference log-probs or values on some rows only.
     """
     tokens = collate_tokens(rows)
     width = tokens.input_ids_BT.shape[1]
     refs = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
-    if len(refs) not in (0, len(rows)):
-        raise TrainingError(
-            f"reference log-probs on {len(refs)} of {len(rows)} rows: score all rows of an iteration, or none"
-        )
+    values = [row.values for row in rows if row.values is not None]
+    for name, found in (("reference log-probs", refs), ("values", values)):
+        if len(found) not in (0, len(rows)):
+            raise TrainingError(f"{name} on {len(found)} of {len(rows)} rows: score all rows of an iteration, or none")
     return ExperienceBatch(
         tokens=tokens,
         old_logprobs_BT=_pad([row.old_logprobs for row in rows], width, np.float32),
         rollout_logprobs_BT=_pad([row.rollout_logprobs for row in rows], width, np.float32),
         ref_logprobs_BT=_pad(refs, width, np.float32) if refs else None,
         advantages_BT=_pad([row.advantages for row in rows], width, np.float32),
+        values_BT=_pad(values, width, np.float32) if values else None,
+        returns_BT=_pad([row.returns for row in rows], width, np.float32),
         constrained_B=torch.tensor([row.constrained for row in rows], dtype=torch.bool),
     )
 

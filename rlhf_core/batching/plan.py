@@ -5,6 +5,8 @@
     rows ──shuffle──▶ optimizer steps ──balance by tokens──▶ ranks ──sort by length, cut──▶ micro-batches
           (seeded per epoch)                                                                (equally many on every rank)
 
+``plan_update`` does all of it; ``plan_step`` and ``plan_pairs`` plan one step whose rows the caller has drawn.
+
 Every rank computes the whole plan by itself and takes its own part: nothing is sent. Each rank has equally many
 micro-batches, because each forward pass is a collective under ZeRO-3 and a rank without work would leave the others
 waiting: a rank that has fewer cuts the ones it has, and at the last repeats a row as a ``filler`` that counts for
@@ -43,7 +45,7 @@ class OptimizerStep:
     epoch: int
     micro_batches: RankPlans
     num_tokens: int  # action tokens of the step over all ranks
-    num_sequences: int  # rows of the step over all ranks
+    num_sequences: int  # rows (pairs of ``plan_pairs``) of the step over all ranks
 
 
 def plan_forward(
@@ -61,6 +63,78 @@ def plan_forward(
         TrainingError: a row is longer than ``token_budget``.
     """
     return _plan_rows(range(len(lengths)), lengths, world_size, micro_batch_size, token_budget)
+
+
+def plan_step(
+    rows: Sequence[int],
+    lengths: Sequence[int],
+    num_actions: Sequence[int],
+    *,
+    world_size: int,
+    micro_batch_size: int,
+    token_budget: int | None = None,
+    epoch: int = 0,
+) -> OptimizerStep:
+    """One optimizer step on the given rows.
+
+    Args:
+        rows: indices into ``lengths`` and ``num_actions``, each at most once.
+        lengths: tokens of each row.
+        num_actions: action tokens of each row.
+        world_size: ranks to spread the step over.
+        micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
+        token_budget: tokens per micro-batch, padding counted.
+        epoch: which pass through the rows the step belongs to.
+
+    Raises:
+        TrainingError: a row is longer than ``token_budget``.
+    """
+    return OptimizerStep(
+        epoch=epoch,
+        micro_batches=_plan_rows(rows, lengths, world_size, micro_batch_size, token_budget),
+        num_tokens=sum(int(num_actions[row]) for row in rows),
+        num_sequences=len(rows),
+    )
+
+
+def plan_pairs(
+    pairs: Sequence[int],
+    lengths: Sequence[tuple[int, int]],
+    num_actions: Sequence[tuple[int, int]],
+    *,
+    world_size: int,
+    micro_batch_size: int,
+    token_budget: int | None = None,
+    epoch: int = 0,
+) -> OptimizerStep:
+    """One optimizer step on the given pairs of rows: both rows of a pair are in the same micro-batch.
+
+    The micro-batches hold indices of pairs; a pair costs twice the longer of its rows, to which both are padded.
+
+    Args:
+        pairs: indices into ``lengths`` and ``num_actions``, each at most once.
+        lengths: tokens of both rows of each pair.
+        num_actions: action tokens of both rows of each pair.
+        world_size: ranks to spread the step over.
+        micro_batch_size: pairs per micro-batch; without effect if there is a ``token_budget``.
+        token_budget: tokens per micro-batch, both rows and padding counted.
+        epoch: which pass through the pairs the step belongs to.
+
+    Raises:
+        TrainingError: a pair is longer than ``token_budget``.
+    """
+    costs = [2 * max(pair) for pair in lengths]
+    if pairs:
+        _check_budget(max(pairs, key=lambda pair: costs[pair]), costs, token_budget, noun="pair")
+    return plan_step(
+        pairs,
+        costs,
+        [sum(pair) for pair in num_actions],
+        world_size=world_size,
+        micro_batch_size=micro_batch_size,
+        token_budget=token_budget,
+        epoch=epoch,
+    )
 
 
 def plan_update(
@@ -102,15 +176,16 @@ def plan_update(
     for epoch in range(max_epochs):
         order = np.random.default_rng([seed, iteration, epoch]).permutation(trainable)
         for part in np.array_split(order, num_steps):
-            rows = [int(row) for row in part]
-            steps.append(
-                OptimizerStep(
-                    epoch=epoch,
-                    micro_batches=_plan_rows(rows, lengths, world_size, micro_batch_size, token_budget),
-                    num_tokens=sum(int(num_actions[row]) for row in rows),
-                    num_sequences=len(rows),
-                )
+            step = plan_step(
+                [int(row) for row in part],
+                lengths,
+                num_actions,
+                world_size=world_size,
+                micro_batch_size=micro_batch_size,
+                token_budget=token_budget,
+                epoch=epoch,
             )
+            steps.append(step)
     return steps
 
 
@@ -132,10 +207,10 @@ def _plan_rows(
     return tuple(_stretch(plan, count, shortest) for plan in plans)
 
 
-def _check_budget(longest: int, lengths: Sequence[int], token_budget: int | None) -> None:
+def _check_budget(longest: int, lengths: Sequence[int], token_budget: int | None, noun: str = "row") -> None:
     if token_budget is not None and lengths[longest] > token_budget:
         raise TrainingError(
-            f"row {longest} has {lengths[longest]} tokens, but a micro-batch may hold {token_budget}: "
+            f"{noun} {longest} has {lengths[longest]} tokens, but a micro-batch may hold {token_budget}: "
             "raise train.max_tokens_per_gpu (or rollout.max_tokens_per_gpu), or lower data.max_len"
         )
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_core.data import PinnedModel, resolve_model
+from rlhf_core.errors import ConfigError
 from rlhf_core.storage import RunStore
 from rlhf_core.telemetry import configure_logging
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rlhf_core.config import Config
+    from rlhf_core.config.supervised import SupervisedConfig
     from rlhf_core.generation.settings import Device
 
 
@@ -23,12 +28,25 @@ class WorkerContext:
     config: Config
     device: Device
     workdir: str  # of the controller: relative paths of the configuration mean the same everywhere
-    model_cache: str  # folder of built-in models
+    model_cache: str  # folder of built-in models, and of checkpoints of other runs
+    models: Mapping[str, PinnedModel] = field(default_factory=dict)  # by role, as the controller pinned them
 
     @property
     def store(self) -> RunStore:
         """The run's log."""
         return open_store(self.config, self.run_id)
+
+    def model(self, role: str) -> str:
+        """What this process loads for a role (``data.models_of``): a folder of this machine, or a Hugging Face id.
+
+        The first call may download or make the model.
+
+        Raises:
+            ConfigError: the run has no such role, or its model is gone.
+        """
+        if role not in self.models:
+            raise ConfigError(f"run {self.run_id} has no {role} model; it has {', '.join(self.models) or 'none'}")
+        return resolve_model(self.models[role], self.model_cache)
 
     def enter(self, worker: str) -> None:
         """Make this process a worker of the run. Call first in an actor."""
@@ -37,6 +55,6 @@ class WorkerContext:
         configure_logging(self.run_id, worker)
 
 
-def open_store(config: Config, run_id: str) -> RunStore:
+def open_store(config: Config | SupervisedConfig, run_id: str) -> RunStore:
     """The log of a run."""
     return RunStore(run_id, config.storage.root, dict(config.storage.options), config.storage.timeout)

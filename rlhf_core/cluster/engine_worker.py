@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.data import resolve_model
 from rlhf_core.errors import WorkerError
 from rlhf_core.telemetry import get_logger
 
@@ -35,7 +34,7 @@ class EngineWorker:
 
         if self._engine is None:
             config = self._context.config
-            model = resolve_model(config.actor.model_name_or_path, self._context.model_cache)
+            model = self._context.model("policy")
             engine = VllmEngine(EngineSettings.from_config(config, model, self._context.device))
             await engine.start(version=0)
             self._engine = engine

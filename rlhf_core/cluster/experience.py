@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from rlhf_core.algorithms.advantages import AdvantageInput, compute_advantages
-from rlhf_core.algorithms.estimators import ESTIMATORS
+from rlhf_core.algorithms.estimators import estimator_named
 from rlhf_core.algorithms.kl import kl_estimate
 from rlhf_core.algorithms.shaping import ShapingSettings, shape_rewards
 from rlhf_core.records import Experience, Trajectory, action_mask
@@ -30,10 +30,20 @@ def make_experience(
     chosen: Sequence[Trajectory],
     old: Logprobs,
     ref: Logprobs | None,
+    values: Logprobs | None,
     kl_coef: float,
     config: Config,
 ) -> tuple[list[Experience], dict[str, float]]:
-    """Rewards and log-probs become advantages (ALGORITHMS section 1), over the whole batch at once."""
+    """Rewards, log-probs and values become advantages (ALGORITHMS section 1), over the whole batch at once.
+
+    Args:
+        chosen: the rows, each with its reward.
+        old: log-probs of the policy, by row.
+        ref: of the reference model; None without one.
+        values: of the critic, ``[T]``, or ``[T + 1]`` with ``algo.advantage.bootstrap_truncated``; None without one.
+        kl_coef: weight of the KL penalty.
+        config: the run's.
+    """
     algo = config.algo
     mask_BT = _padded([action_mask(row.action_ranges, len(row.token_ids)) for row in chosen]).bool()
     old_BT = _padded([old[row.key] for row in chosen])
@@ -62,8 +72,10 @@ def make_experience(
             mask_BT=mask_BT,
             step_rewards=[row.step_rewards for row in chosen] if any(row.step_rewards for row in chosen) else None,
             kl_BT=kl_BT if penalty else None,
+            values_BT=None if values is None else _padded([_values(row, values) for row in chosen]),
+            bootstrap_B=_bootstrap(chosen, values) if values and algo.advantage.bootstrap_truncated else None,
         ),
-        ESTIMATORS[algo.advantage.estimator],
+        estimator_named(algo.advantage.estimator),
         gamma=algo.advantage.gamma,
         lambd=algo.advantage.lambd,
         kl_coef=kl_coef if penalty else 0.0,
@@ -79,7 +91,7 @@ def make_experience(
             rollout_logprobs=row.rollout_logprobs,
             old_logprobs=old[row.key],
             ref_logprobs=None if ref is None else ref[row.key],
-            values=None,
+            values=None if values is None else _values(row, values),
             advantages=result.advantages_BT[i, : len(row.token_ids)].numpy(),
             returns=result.returns_BT[i, : len(row.token_ids)].numpy(),
             reward=_reward(row),
@@ -103,6 +115,20 @@ def make_experience(
         metrics[f"shaping/{name}_mean"] = effect.mean_change
         metrics[f"shaping/{name}_count"] = float(effect.count)
     return experience, metrics
+
+
+def _values(row: Trajectory, values: Logprobs) -> NDArray[np.float32]:
+    """``[T]`` without the one that may follow, 0 outside actions."""
+    length = len(row.token_ids)
+    return np.where(action_mask(row.action_ranges, length), values[row.key][:length], np.float32(0))
+
+
+def _bootstrap(chosen: Sequence[Trajectory], values: Logprobs) -> torch.Tensor:
+    """``[B]`` the value of what would have followed the last action of a row that was cut off; 0 for the others."""
+    return torch.tensor(
+        [float(values[row.key][row.action_ranges[-1].end]) if row.stop_reason.truncated else 0.0 for row in chosen],
+        dtype=torch.float64,
+    )
 
 
 def _reward(row: Trajectory) -> float:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import ray
 
+from rlhf_core.cluster.critic_worker import CriticWorker
 from rlhf_core.cluster.engine_worker import EngineWorker
 from rlhf_core.cluster.keeper import Keeper
-from rlhf_core.cluster.placement import reference_ranks
+from rlhf_core.cluster.placement import LIGHT_WORKERS
+from rlhf_core.cluster.policy_worker import PolicyWorker, ReferenceWorker
+from rlhf_core.cluster.reward_worker import RewardModelWorker
 from rlhf_core.cluster.rollout_worker import RolloutWorker
 from rlhf_core.cluster.scoring_worker import ScoringWorker
-from rlhf_core.cluster.trainer_worker import PolicyWorker, ReferenceWorker
 from rlhf_core.generation.settings import EngineSettings, engine_environment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.placement import Placement, Share
+    from rlhf_core.config import Config
+    from rlhf_core.generation.settings import Device
 
 # Idle threads that spin take the cores from the other processes of the machine (factor 3 to 4 on busy cores).
 WORKER_ENVIRONMENT = {
@@ -32,18 +39,23 @@ WORKER_ENVIRONMENT = {
 NAME_SECONDS = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One kind of actor of a run."""
+
+    kind: type
+    share: Share
+    count: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
 class ActorGroups:
     """Finds or makes the actors of one run."""
 
-    def __init__(self, context: WorkerContext, placement: Placement, threads: int) -> None:
-        """``threads``: of each training rank on CPU."""
+    def __init__(self, context: WorkerContext, members: Mapping[str, Member]) -> None:
+        """``members``: by role; those of which there are none are left out."""
         self._context = context
-        self._placement = placement
-        config = context.config
-        self.num_engines = config.vllm.num_engines
-        self.num_policy = config.actor.world_size
-        self.num_reference = reference_ranks(config) if config.needs_reference else 0
-        self._threads = threads
+        self._members = {role: member for role, member in members.items() if member.count}
 
     @property
     def namespace(self) -> str:
@@ -53,50 +65,34 @@ class ActorGroups:
     @property
     def names(self) -> list[str]:
         """Every actor but the keeper."""
-        return [
-            *(f"engine-{i}" for i in range(self.num_engines)),
-            *self.policy_names,
-            *self.reference_names,
-            "rollout",
-            "scoring",
-        ]
+        return [name for role in self._members for name in self.names_of(role)]
 
-    @property
-    def policy_names(self) -> list[str]:
-        """The policy's ranks."""
-        return [f"policy-{i}" for i in range(self.num_policy)]
+    def count(self, role: str) -> int:
+        """Actors of a role."""
+        return self._members[role].count if role in self._members else 0
 
-    @property
-    def reference_names(self) -> list[str]:
-        """The reference model's ranks."""
-        return [f"reference-{i}" for i in range(self.num_reference)]
+    def names_of(self, role: str) -> list[str]:
+        """``policy-0``, ``policy-1``, …; the light workers are one each and have no number."""
+        if role in LIGHT_WORKERS:
+            return [role]
+        return [f"{role}-{index}" for index in range(self.count(role))]
 
-    def engine(self, index: int) -> Any:
-        """One rollout engine."""
-        return self._actor(EngineWorker, f"engine-{index}", self._placement.engine, self.engine_environment, index)
-
-    @property
-    def engine_environment(self) -> dict[str, str]:
-        """What an engine's process must find in its environment before it imports vLLM."""
-        config, device = self._context.config, self._context.device
-        settings = EngineSettings.from_config(config, config.actor.model_name_or_path, device)
-        return engine_environment(settings)
-
-    def policy(self, rank: int) -> Any:
-        """One rank of the policy."""
-        return self._actor(PolicyWorker, f"policy-{rank}", self._placement.policy, self.rank_environment, rank)
-
-    def reference(self, rank: int) -> Any:
-        """One rank of the reference model."""
-        return self._actor(ReferenceWorker, f"reference-{rank}", self._placement.reference, self.rank_environment, rank)
-
-    def rollout(self) -> Any:
-        """The rollout worker."""
-        return self._actor(RolloutWorker, "rollout", self._placement.light, {"OMP_NUM_THREADS": "1"})
-
-    def scoring(self) -> Any:
-        """The scoring worker."""
-        return self._actor(ScoringWorker, "scoring", self._placement.light, {"OMP_NUM_THREADS": "1"})
+    def actor(self, role: str, index: int = 0) -> Any:
+        """One actor of a role."""
+        member = self._members[role]
+        remote = ray.remote(member.kind).options(
+            name=self.names_of(role)[index],
+            namespace=self.namespace,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=member.share.cpus,
+            num_gpus=member.share.gpus,
+            max_restarts=0,  # a restarted process would have lost its weights: the session rebuilds it, and its version
+            max_task_retries=0,
+            runtime_env={"env_vars": {**WORKER_ENVIRONMENT, **member.environment}},
+        )
+        arguments = () if role in LIGHT_WORKERS else (index,)
+        return remote.remote(self._context, *arguments)
 
     def keeper(self, seconds: float) -> Any:
         """The holder of the actors' lease."""
@@ -123,21 +119,35 @@ class ActorGroups:
             return False
         return True
 
-    @property
-    def rank_environment(self) -> dict[str, str]:
-        """What a training rank's process must find in its environment."""
-        return {**WORKER_ENVIRONMENT, "OMP_NUM_THREADS": str(self._threads)}
 
-    def _actor(self, kind: type, name: str, share: Share, environment: dict[str, str], *args: Any) -> Any:
-        remote = ray.remote(kind).options(
-            name=name,
-            namespace=self.namespace,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=share.cpus,
-            num_gpus=share.gpus,
-            max_restarts=0,  # a restarted process would have lost its weights: the session rebuilds it, and its version
-            max_task_retries=0,
-            runtime_env={"env_vars": {**WORKER_ENVIRONMENT, **environment}},
-        )
-        return remote.remote(self._context, *args)
+def run_members(config: Config, placement: Placement, threads: int) -> dict[str, Member]:
+    """The actors of a run by rewards.
+
+    Args:
+        config: the run's.
+        placement: the share of each.
+        threads: of each training rank on CPU.
+    """
+    rank = rank_environment(threads)
+    light = {"OMP_NUM_THREADS": "1"}
+    return {
+        "engine": Member(
+            EngineWorker, placement.engine, config.vllm.num_engines, _engine_environment(config, placement.device)
+        ),
+        "policy": Member(PolicyWorker, placement.rank, placement.counts["policy"], rank),
+        "critic": Member(CriticWorker, placement.rank, placement.counts["critic"], rank),
+        "reference": Member(ReferenceWorker, placement.rank, placement.counts["reference"], rank),
+        "reward": Member(RewardModelWorker, placement.rank, placement.counts["reward"], rank),
+        "rollout": Member(RolloutWorker, placement.light, 1, light),
+        "scoring": Member(ScoringWorker, placement.light, 1, light),
+    }
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """What a training rank's process must find in its environment."""
+    return {"OMP_NUM_THREADS": str(threads)}
+
+
+def _engine_environment(config: Config, device: Device) -> dict[str, str]:
+    """What an engine's process must find in its environment before it imports vLLM."""
+    return engine_environment(EngineSettings.from_config(config, config.actor.model_name_or_path, device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,10 +19,49 @@ if TYPE_CHECKING:
     from rlhf_core.storage import RewardRow
 
 
-def rollout_metrics(
-    sampled: Sequence[Trajectory], seconds: float, found: Sequence[Trajectory] = ()
-) -> dict[str, float]:
-    """Numbers of a rollout; lengths are of answers, in tokens.
+@dataclass(frozen=True, slots=True)
+class RolloutTally:
+    """What is counted of a rollout: tallies add up, so that one made in rounds is reported as one."""
+
+    samples: int = 0
+    failed: int = 0
+    tokens: int = 0  # of the answers that did not fail
+    longest: int = 0  # of them, in tokens
+    truncated: int = 0
+    stops: dict[str, int] = field(default_factory=dict)  # stop reason -> samples
+    sampled_tokens: int = 0  # by this attempt, not found published by an earlier one
+    seconds: float = 0.0  # wall time of this attempt
+
+    def __add__(self, other: RolloutTally) -> RolloutTally:
+        return RolloutTally(
+            samples=self.samples + other.samples,
+            failed=self.failed + other.failed,
+            tokens=self.tokens + other.tokens,
+            longest=max(self.longest, other.longest),
+            truncated=self.truncated + other.truncated,
+            stops=dict(Counter(self.stops) + Counter(other.stops)),
+            sampled_tokens=self.sampled_tokens + other.sampled_tokens,
+            seconds=self.seconds + other.seconds,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Numbers of a rollout; lengths are of answers, in tokens."""
+        usable, samples = max(1, self.samples - self.failed), max(1, self.samples)
+        return {
+            "rollout/samples": float(self.samples),
+            "rollout/failed": float(self.failed),
+            "rollout/tokens": float(self.tokens),
+            "rollout/length_mean": self.tokens / usable,
+            "rollout/length_max": float(self.longest),
+            "rollout/truncated_share": self.truncated / usable,
+            "rollout/seconds": self.seconds,
+            "rollout/tokens_per_second": throughput(float(self.sampled_tokens), self.seconds),
+            **{f"rollout/stop_{reason}": count / samples for reason, count in sorted(self.stops.items())},
+        }
+
+
+def tally_rollout(sampled: Sequence[Trajectory], seconds: float, found: Sequence[Trajectory] = ()) -> RolloutTally:
+    """Count a rollout.
 
     Args:
         sampled: rows of this attempt.
@@ -30,18 +70,27 @@ def rollout_metrics(
     """
     rows = [*found, *sampled]
     usable = [row for row in rows if not row.failed]
-    actions = np.array([row.num_actions for row in usable] or [0])
-    stops = Counter(row.stop_reason for row in rows)
+    return RolloutTally(
+        samples=len(rows),
+        failed=len(rows) - len(usable),
+        tokens=sum(row.num_actions for row in usable),
+        longest=max((row.num_actions for row in usable), default=0),
+        truncated=sum(row.stop_reason.truncated for row in usable),
+        stops=dict(Counter(str(row.stop_reason) for row in rows)),
+        sampled_tokens=sum(row.num_actions for row in sampled),
+        seconds=seconds,
+    )
+
+
+def staleness_metrics(rows: Sequence[Trajectory], version: int) -> dict[str, float]:
+    """How many policy versions lie between the one that spoke a token and ``version``, which is trained."""
+    spans = [span for row in rows for span in row.version_spans if span.end > span.start]
+    tokens = sum(span.end - span.start for span in spans)
+    if not tokens:
+        return {}
     return {
-        "rollout/samples": float(len(rows)),
-        "rollout/failed": float(len(rows) - len(usable)),
-        "rollout/tokens": float(actions.sum()),
-        "rollout/length_mean": float(actions.mean()),
-        "rollout/length_max": float(actions.max()),
-        "rollout/truncated_share": sum(row.stop_reason.truncated for row in usable) / max(1, len(usable)),
-        "rollout/seconds": seconds,
-        "rollout/tokens_per_second": throughput(float(sum(row.num_actions for row in sampled)), seconds),
-        **{f"rollout/stop_{reason}": count / max(1, len(rows)) for reason, count in sorted(stops.items())},
+        "rollout/staleness_max": float(max(version - span.version for span in spans)),
+        "rollout/staleness_mean": sum((version - span.version) * (span.end - span.start) for span in spans) / tokens,
     }
 
 

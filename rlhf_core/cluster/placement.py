@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rlhf_core.config.rules import misfits
+from rlhf_core.config.rules import misfits, training_misfits
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from rlhf_core.config import Config
+    from rlhf_core.config import Config, SupervisedConfig
+    from rlhf_core.config.model import RunConfig
     from rlhf_core.generation.settings import Device
 
 # Share of a CPU that the light workers (rollout, scoring) reserve: they wait most of the time.
@@ -34,57 +35,85 @@ class Placement:
 
     device: Device
     engine: Share
-    policy: Share
-    reference: Share
+    rank: Share  # of a process that holds a model besides the engines
     light: Share
+    counts: Mapping[str, int]  # processes by role, models besides the engines; 0: there is no such model
 
     def describe(self, config: Config) -> list[str]:
         """One line a group, for people."""
-        rows = [("engine", config.vllm.num_engines, self.engine), ("policy", config.actor.world_size, self.policy)]
-        if config.needs_reference:
-            rows.append(("reference", reference_ranks(config), self.reference))
+        rows = [("engine", config.vllm.num_engines, self.engine)]
+        rows += [(role, count, self.rank) for role, count in self.counts.items() if count]
         rows += [(name, 1, self.light) for name in LIGHT_WORKERS]
         return [f"{name:<10} {count} × {share.cpus:g} CPU, {share.gpus:g} GPU" for name, count, share in rows]
 
 
-def resolve_device(config: Config, resources: Mapping[str, float]) -> Device:
+def resolve_device(run: RunConfig, resources: Mapping[str, float]) -> Device:
     """``cpu`` or ``gpu``, from the configuration and what the cluster has."""
-    if config.run.device != "auto":
-        return config.run.device
+    if run.device != "auto":
+        return run.device
     return "gpu" if resources.get("GPU", 0) > 0 else "cpu"
 
 
 def place(config: Config, resources: Mapping[str, float]) -> Placement:
-    """Shares for every group.
+    """Shares for every group of a run by rewards.
 
-    On GPUs each engine takes ``tensor_parallel_size`` and each training rank one. Processes share the cores: their
+    On GPUs each engine takes ``tensor_parallel_size`` and each rank of another model one. Processes share the cores: their
     shares of CPUs only have to add up, so that Ray never waits for one that is not there.
 
     Raises:
         ConfigError: the cluster has too few GPUs, with the sum that did not fit; or a setting does not exist on its kind.
     """
-    device = resolve_device(config, resources)
-    problems = list(misfits(config, device))
-    if problems:
-        raise ConfigError("\n".join(problems))
+    device = resolve_device(config.run, resources)
+    _refuse(misfits(config, device))
     tensor_parallel = config.vllm.tensor_parallel_size
-    ranks = config.actor.world_size + (reference_ranks(config) if config.needs_reference else 0)
-    processes = config.vllm.num_engines * tensor_parallel + ranks
-    if device == "gpu":
-        have = resources.get("GPU", 0)
-        if processes > have:
-            raise ConfigError(
-                f"the run needs {processes} GPUs (vllm.num_engines={config.vllm.num_engines} × "
-                f"vllm.tensor_parallel_size={tensor_parallel} + {ranks} training ranks), the cluster has {have:g}: "
-                "lower one of them or add nodes"
-            )
-    cpus = resources.get("CPU", 1) - len(LIGHT_WORKERS) * LIGHT_CPUS
-    each = math.floor(1000 * min(1.0, max(cpus, 0.0) / processes)) / 1000
+    counts = model_ranks(config)
+    processes = config.vllm.num_engines * tensor_parallel + sum(counts.values())
+    listed = " + ".join(f"{count} {role}" for role, count in counts.items() if count)
+    _check_gpus(
+        device,
+        processes,
+        f"vllm.num_engines={config.vllm.num_engines} × vllm.tensor_parallel_size={tensor_parallel} + ranks: {listed}",
+        resources,
+    )
+    each = _cpus_each(resources.get("CPU", 1) - len(LIGHT_WORKERS) * LIGHT_CPUS, processes)
     gpus = 1 if device == "gpu" else 0
-    rank = Share(each, gpus)
-    return Placement(device, Share(each * tensor_parallel, gpus * tensor_parallel), rank, rank, Share(LIGHT_CPUS, 0))
+    engine = Share(each * tensor_parallel, gpus * tensor_parallel)
+    return Placement(device, engine, Share(each, gpus), Share(LIGHT_CPUS, 0), counts)
 
 
-def reference_ranks(config: Config) -> int:
-    """Ranks of the reference model."""
-    return config.ref.num_nodes * config.ref.num_gpus_per_node
+def place_supervised(config: SupervisedConfig, resources: Mapping[str, float]) -> tuple[Device, Share]:
+    """The device of a supervised run, and the share of each rank; errors as ``place``."""
+    device = resolve_device(config.run, resources)
+    _refuse(training_misfits(config, device))
+    ranks = config.model.world_size
+    _check_gpus(device, ranks, "model.num_nodes × model.num_gpus_per_node", resources)
+    return device, Share(_cpus_each(resources.get("CPU", 1), ranks), 1 if device == "gpu" else 0)
+
+
+def model_ranks(config: Config) -> dict[str, int]:
+    """Processes of each model besides the engines, by role."""
+    ref, critic = config.ref, config.critic
+    return {
+        "policy": config.actor.world_size,
+        "critic": critic.world_size if config.needs_critic else 0,
+        "reference": ref.num_nodes * ref.num_gpus_per_node if config.needs_reference else 0,
+        "reward": config.reward.model_num_ranks if config.reward.model_name_or_path is not None else 0,
+    }
+
+
+def _refuse(problems: Iterable[str]) -> None:
+    found = list(problems)
+    if found:
+        raise ConfigError("\n".join(found))
+
+
+def _check_gpus(device: Device, processes: int, sum_of: str, resources: Mapping[str, float]) -> None:
+    have = resources.get("GPU", 0)
+    if device == "gpu" and processes > have:
+        raise ConfigError(
+            f"the run needs {processes} GPUs ({sum_of}), the cluster has {have:g}: lower one of them or add nodes"
+        )
+
+
+def _cpus_each(cpus: float, processes: int) -> float:
+    return math.floor(1000 * min(1.0, max(cpus, 0.0) / processes)) / 1000

@@ -8,23 +8,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.agents import Episode, FailureWatch, GroupPublisher, SingleTurnAgentExecutor, play
-from rlhf_core.cluster.measures import rollout_metrics
+from rlhf_core.cluster.measures import RolloutTally, tally_rollout
 from rlhf_core.cluster.router import EngineRouter
-from rlhf_core.data import evaluation_prompts, load_tokenizer, resolve_model, sample_seed, training_prompts
+from rlhf_core.data import evaluation_prompts, load_tokenizer, sample_seed, training_prompts
 from rlhf_core.errors import ConfigError
-from rlhf_core.records import Prompt, PromptCursor, SamplingParams, Stage, Trajectory
+from rlhf_core.records import Draw, Part, Prompt, PromptCursor, SamplingParams, Stage, Trajectory
 from rlhf_core.telemetry import Stopwatch, get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from rlhf_core.cluster.context import WorkerContext
-    from rlhf_core.records import Generate, Part
+    from rlhf_core.records import Generate
 
 logger = get_logger(__name__)
 
@@ -43,13 +42,14 @@ class DataFacts:
 
 @dataclass(frozen=True, slots=True)
 class RolloutOutcome:
-    """What a rollout left behind."""
+    """What a rollout, or a round of one, left behind."""
 
     parts: tuple[Part, ...]
+    places: dict[str, str]  # group -> path of the part with its rows
     drawn: int
     cursor: PromptCursor  # after the draw
     resumed_groups: int  # found published by an earlier attempt
-    metrics: dict[str, float]
+    tally: RolloutTally
 
 
 class RolloutWorker:
@@ -65,7 +65,7 @@ class RolloutWorker:
     async def start(self) -> DataFacts:
         """Load tokenizer and prompts."""
         config = self._config
-        model = resolve_model(config.actor.model_name_or_path, self._context.model_cache)
+        model = self._context.model("policy")
         self._tokenizer = load_tokenizer(
             model,
             trust_remote_code=config.run.trust_remote_code,
@@ -83,30 +83,37 @@ class RolloutWorker:
     async def ping(self) -> None:
         """Answer."""
 
-    async def rollout(
-        self, iteration: int, version: int, cursor: PromptCursor, engines: Sequence[Any]
-    ) -> RolloutOutcome:
-        """Sample the next batch of prompts; groups that an earlier attempt published are not sampled again."""
+    async def rollout(self, draw: Draw, engines: Sequence[Any]) -> RolloutOutcome:
+        """Sample the prompts of a draw; groups that an earlier attempt published are not sampled again."""
         watch = Stopwatch()
-        indices, after = self._order.draw(cursor, self._config.rollout.batch_size)
-        drawn = [(f"{cursor.epoch:04d}-{cursor.offset + i:08d}", self._prompts[j]) for i, j in enumerate(indices)]
-        old_parts, published = await asyncio.to_thread(self._published, iteration, version)
-        missing = [(group_id, prompt) for group_id, prompt in drawn if group_id not in published]
-        publisher = GroupPublisher(
-            lambda rows: self._store.publish_trajectories(iteration, rows), self._config.rollout.publish_groups
-        )
-        sampling = self._training_sampling
+        indices, after = self._order.draw(draw.cursor, draw.prompts)
+        cursor = draw.cursor
+        drawn = {f"{cursor.epoch:04d}-{cursor.offset + i:08d}": self._prompts[j] for i, j in enumerate(indices)}
+        old_parts, published = await asyncio.to_thread(self._published, draw, drawn.keys())
+        missing = [(group_id, prompt) for group_id, prompt in drawn.items() if group_id not in published]
+        places = {row.group_id: part.path for part, rows in old_parts for row in rows}
+
+        def publish(rows: list[Trajectory]) -> Part:
+            part = self._store.publish_trajectories(draw.iteration, rows)
+            places.update({row.group_id: part.path for row in rows})
+            return part
+
+        publisher = GroupPublisher(publish, self._config.rollout.publish_groups)
         n = self._config.rollout.n_samples_per_prompt
-        new = await self._play(iteration, missing, n, sampling, publisher, engines)
+        new = await self._play(
+            draw.iteration, missing, n, self._training_sampling, publisher, engines, round=draw.round
+        )
         if published:
-            logger.info("iteration %d: %d of %d groups were published already", iteration, len(published), len(drawn))
-        old = [row for rows in published.values() for row in rows]
+            logger.info(
+                "iteration %d: %d of %d groups were published already", draw.iteration, len(published), len(drawn)
+            )
         return RolloutOutcome(
-            parts=(*old_parts, *publisher.parts),
+            parts=(*(part for part, _ in old_parts), *publisher.parts),
+            places=places,
             drawn=len(drawn),
             cursor=after,
             resumed_groups=len(published),
-            metrics=rollout_metrics(new, watch.seconds, found=old),
+            tally=tally_rollout(new, watch.seconds, found=[row for _, rows in old_parts for row in rows]),
         )
 
     async def evaluate(self, version: int, engines: Sequence[Any]) -> tuple[tuple[Part, ...], dict[str, float]]:
@@ -120,7 +127,7 @@ class RolloutWorker:
         )
         n = self._config.eval.n_samples_per_prompt
         rows = await self._play(version, prompts, n, self._evaluation_sampling, publisher, engines, EVALUATION_SEED)
-        return tuple(publisher.parts), rollout_metrics(rows, watch.seconds)
+        return tuple(publisher.parts), tally_rollout(rows, watch.seconds).metrics()
 
     async def _play(
         self,
@@ -131,13 +138,14 @@ class RolloutWorker:
         publisher: GroupPublisher,
         engines: Sequence[Any],
         seed_of: int | None = None,
+        round: int = 0,
     ) -> list[Trajectory]:
         """All rows; ``seed_of``: the number that seeds the samples, where it is not the iteration's."""
         config = self._config
         await asyncio.gather(*(engine.drop_requests.remote() for engine in engines))
         router = EngineRouter(engines, config.vllm.request_timeout)
         watch = FailureWatch(config.rollout.max_consecutive_failures, fail_fast=config.rollout.on_error == "fail")
-        groups = self.episodes(iteration, prompts, samples, sampling, router, seed_of)
+        groups = self.episodes(iteration, prompts, samples, sampling, router, seed_of, round)
         try:
             return await play(self._executor, groups, publisher, watch)
         finally:
@@ -151,6 +159,7 @@ class RolloutWorker:
         sampling: SamplingParams,
         generate: Generate,
         seed_of: int | None = None,
+        round: int = 0,
     ) -> list[list[Episode]]:
         """The groups of a batch: ``samples`` episodes of each prompt, each with a seed of its own."""
         drawn_in = iteration if seed_of is None else seed_of
@@ -167,34 +176,36 @@ class RolloutWorker:
                 max_len=self._config.data.max_len,
                 generate=generate,
                 tokenizer=self._tokenizer,
+                round=round,
             )
 
         return [[episode(group_id, prompt, i) for i in range(samples)] for group_id, prompt in prompts]
 
-    def _published(self, iteration: int, version: int) -> tuple[list[Part], dict[str, list[Trajectory]]]:
-        """Whole shards of an earlier attempt, and their groups.
+    def _published(
+        self, draw: Draw, group_ids: Collection[str]
+    ) -> tuple[list[tuple[Part, list[Trajectory]]], set[str]]:
+        """Whole shards that an earlier attempt at the draw left, with their rows, and their groups.
 
         Superseded are shards of another policy version, and of groups with a failed sample: what failed then (a broken
         environment, an engine that died) deserves another try, and ``rollout.on_error`` its say.
         """
-        parts: list[Part] = []
-        groups: dict[str, list[Trajectory]] = defaultdict(list)
-        for part in self._store.published_parts(iteration, Stage.ROLLOUT):
+        found: list[tuple[Part, list[Trajectory]]] = []
+        groups: set[str] = set()
+        for part in self._store.published_parts(draw.iteration, Stage.ROLLOUT, without=draw.recorded):
             rows = self._store.read_trajectories([part])
-            if any(span.version != version for row in rows for span in row.version_spans):
-                logger.warning("%s is not of policy version %d: superseded, not trained", part.path, version)
-                continue
-            if any(row.failed for row in rows):
+            held = {row.group_id for row in rows}
+            if not held <= set(group_ids):
+                logger.warning("%s holds groups that are not of this draw: superseded, not trained", part.path)
+            elif any(span.version != draw.version for row in rows for span in row.version_spans):
+                logger.warning("%s is not of policy version %d: superseded, not trained", part.path, draw.version)
+            elif any(row.failed for row in rows):
                 logger.warning("%s holds failed samples: superseded, sampled again", part.path)
-                continue
-            known = {row.group_id for row in rows} & groups.keys()
-            if known:
-                logger.warning("%s repeats group %s: superseded, not trained", part.path, min(known))
-                continue
-            parts.append(part)
-            for row in rows:
-                groups[row.group_id].append(row)
-        return parts, dict(groups)
+            elif held & groups:
+                logger.warning("%s repeats group %s: superseded, not trained", part.path, min(held & groups))
+            else:
+                found.append((part, rows))
+                groups |= held
+        return found, groups
 
     @property
     def _training_sampling(self) -> SamplingParams:

@@ -10,29 +10,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
-from rlhf_core.cluster.measures import evaluation_metrics, readable, reward_metrics
-from rlhf_core.cluster.selection import ledger, trainable, with_rewards
+from rlhf_core.cluster.measures import evaluation_metrics, readable, reward_metrics, staleness_metrics
+from rlhf_core.cluster.reward_worker import model_source
+from rlhf_core.cluster.selection import rows_of_batch, trainable, usable_scores, with_rewards
 from rlhf_core.cluster.wait import PROCESS_GONE
 from rlhf_core.errors import RunFailedError, WorkerError
 from rlhf_core.records import RewardRequest, RewardResult, RewardStatus, Trajectory
-from rlhf_core.rewards import RewardSource, check_reward_config, make_reward_source
+from rlhf_core.rewards import check_reward_config, make_reward_source
+from rlhf_core.rewards.normalise import normalisation_metrics
 from rlhf_core.storage import RewardRow
 from rlhf_core.telemetry import Stopwatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.experience import Logprobs
     from rlhf_core.records import Part, StageRef
+    from rlhf_core.rewards import WeightedSum
+    from rlhf_core.rewards.normalise import NormState
+
+    # role -> object references to what each of its ranks says of its share of the rows: policy, reference, critic
+    Answers: TypeAlias = dict[str, list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +50,8 @@ class Scored:
     parts: tuple[Part, ...]
     metrics: dict[str, float]
     failures: dict[str, int]  # reason -> samples
+    scores: dict[str, list[float]]  # group -> scores of its usable samples
+    norm_state: NormState  # of the running normalisation, {} without one
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +59,8 @@ class Assembled:
     """What the advantage stage left behind."""
 
     parts: tuple[Part, ...]
-    ledger: dict[str, int]
+    trained: int  # groups
+    failed: int  # groups of the batch without a trained sample
     metrics: dict[str, float]
 
 
@@ -61,22 +72,39 @@ class ScoringWorker:
         self._context = context
         self._config = context.config
         self._store = context.store
-        self._source: RewardSource | None = None
+        self._source: WeightedSum | None = None
 
-    async def start(self) -> None:
-        """Start the reward source; a reward function that cannot be loaded is an error here, not in iteration 0."""
+    async def start(self, reward_model: Sequence[Any], max_len: int | None) -> None:
+        """Start the reward source; code of the user's that cannot be loaded is an error here, not in iteration 0.
+
+        Args:
+            reward_model: the ranks of the trained reward model; none without one.
+            max_len: the longest row it reads, tokens.
+        """
+        from rlhf_core.algorithms.check import check_algorithms  # torch, which the controller must not load
+
         if self._source is None:
+            await asyncio.to_thread(check_algorithms, self._config)
             await asyncio.to_thread(check_reward_config, self._config.reward)
-            self._source = make_reward_source(self._config.reward)
+            model = None
+            if max_len is not None:
+                model = await asyncio.to_thread(model_source, self._context, reward_model, max_len)
+            self._source = make_reward_source(self._config.reward, model)
 
     async def ping(self) -> None:
         """Answer."""
 
-    async def score(self, iteration: int, rollout: StageRef) -> Scored:
-        """Score every sample of a rollout."""
+    async def score(self, iteration: int, parts: Sequence[Part], norm_state: NormState) -> Scored:
+        """Score every sample of a rollout, or of a round of one.
+
+        Args:
+            iteration: its number.
+            parts: the trajectories.
+            norm_state: of the running normalisation, after all that was scored before.
+        """
         watch = Stopwatch()
-        rows = await asyncio.to_thread(self._trajectories, rollout)
-        scored = await self._score(rows)
+        rows = await asyncio.to_thread(self._store.read_trajectories, parts)
+        scored, norm_state = await self._score(rows, norm_state if self._config.reward.normalize_enable else None)
         part = await asyncio.to_thread(self._store.publish_rewards, iteration, scored)
         failures = Counter(row.result.error or row.result.status for row in scored if row.result.reward is None)
         unscored = [row for row in scored if row.result.status not in (RewardStatus.OK, RewardStatus.SKIPPED)]
@@ -85,17 +113,18 @@ class ScoringWorker:
             raise RunFailedError(
                 f"iteration {iteration}: {len(unscored)} samples without a reward (reward.on_error=fail), such as: {reason}"
             )
-        return Scored((part,), reward_metrics(scored, watch.seconds), dict(failures))
+        judged = with_rewards(rows, {(row.group_id, row.sample_index): row.result for row in scored})
+        scores = usable_scores(judged, self._config.rollout.on_error)
+        metrics = {**reward_metrics(scored, watch.seconds), **normalisation_metrics(norm_state)}
+        return Scored((part,), metrics, dict(failures), scores, norm_state)
 
     async def assemble(
         self,
         iteration: int,
         rollout: StageRef,
         reward: StageRef,
-        drawn: int,
         kl_coef: float,
-        policy: Sequence[Any],
-        reference: Sequence[Any],
+        answers: Answers,
     ) -> Assembled:
         """Advantages for every trained row.
 
@@ -103,10 +132,8 @@ class ScoringWorker:
             iteration: its number.
             rollout: the trajectories.
             reward: their rewards.
-            drawn: prompts drawn in this iteration, for the ledger.
             kl_coef: weight of the KL penalty.
-            policy: object references to each rank's log-probs under the policy.
-            reference: the same under the reference model; empty without one.
+            answers: what the ranks of policy, reference and critic say of the rows.
 
         Raises:
             RunFailedError: no sample is left to train on.
@@ -114,38 +141,53 @@ class ScoringWorker:
         from rlhf_core.cluster.experience import make_experience  # torch, which the controller must not load
 
         watch = Stopwatch()
-        rows = await asyncio.to_thread(self._joined, rollout, reward)
+        rows = await asyncio.to_thread(rows_of_batch, self._store, rollout, reward)
+        if not rows:  # the data ended, and of its last prompts none was kept
+            return Assembled((), trained=0, failed=0, metrics={})
         chosen = trainable(rows, self._config.rollout.on_error)
         if not chosen:
             reasons = Counter(row.error or f"reward {row.reward_status}" for row in rows)
             raise RunFailedError(f"iteration {iteration}: no sample is left to train on: {reasons.most_common(3)}")
-        old = await _merged(policy)
-        ref = await _merged(reference) if reference else None
-        finite = [row for row in chosen if _finite(old[row.key]) and (ref is None or _finite(ref[row.key]))]
+        old, ref, values = [
+            await _merged(references) if references else None
+            for references in (answers["policy"], answers["reference"], answers["critic"])
+        ]
+        assert old is not None, "every run has a policy"
+        finite = [
+            row for row in chosen if all(_finite(said[row.key]) for said in (old, ref, values) if said is not None)
+        ]
         if not finite:
-            raise RunFailedError(f"iteration {iteration}: no row has finite log-probs: the policy's weights are broken")
+            raise RunFailedError(
+                f"iteration {iteration}: no row has finite log-probs and values: the weights of the policy or the critic "
+                "are broken"
+            )
         broken, chosen = len(chosen) - len(finite), finite
-        experience, metrics = make_experience(chosen, old, ref, kl_coef, self._config)
+        experience, metrics = make_experience(chosen, old, ref, values, kl_coef, self._config)
         part = await asyncio.to_thread(self._store.publish_experience, iteration, experience)
-        account = ledger(drawn, chosen)
-        if not account.balanced:
-            raise RunFailedError(f"iteration {iteration}: prompts are lost or counted twice: {account}")
+        trained = len({row.group_id for row in chosen})
         return Assembled(
             (part,),
-            asdict(account),
-            {**metrics, "advantage/not_finite": float(broken), "advantage/seconds": watch.seconds},
+            trained=trained,
+            failed=len({row.group_id for row in rows}) - trained,
+            metrics={
+                **metrics,
+                **staleness_metrics(chosen, iteration),
+                "advantage/not_finite": float(broken),
+                "advantage/seconds": watch.seconds,
+            },
         )
 
     async def judge(self, parts: Sequence[Part], sample_rows: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Score an evaluation: its metrics, and its first rows for people."""
         rows = await asyncio.to_thread(self._store.read_trajectories, parts)
-        scored = {(row.group_id, row.sample_index): row.result for row in await self._score(rows)}
+        answers, _ = await self._score(rows, None)  # as they are: versions are compared
+        scored = {(row.group_id, row.sample_index): row.result for row in answers}
         judged = with_rewards(rows, scored)
         return evaluation_metrics(judged, self._config), [readable(row) for row in judged[:sample_rows]]
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
         """Readable rows for people: the best and the worst first, then others."""
-        rows = await asyncio.to_thread(self._joined, rollout, reward)
+        rows = await asyncio.to_thread(rows_of_batch, self._store, rollout, reward)
         ranked = sorted(rows, key=lambda row: (row.reward is None, -(row.reward or 0.0)))
         half = (count + 1) // 2
         picked = ranked if len(ranked) <= count else [*ranked[:half], *ranked[-(count - half) :]]
@@ -157,12 +199,18 @@ class ScoringWorker:
             await self._source.close()
             self._source = None
 
-    async def _score(self, rows: Sequence[Trajectory]) -> list[RewardRow]:
-        """One reward an episode: the executor's own where it gave one, else the source's."""
+    async def _score(
+        self, rows: Sequence[Trajectory], norm_state: NormState | None
+    ) -> tuple[list[RewardRow], NormState]:
+        """One reward an episode: the executor's own where it gave one, else the source's, normalised if there is a state."""
         episodes = {(row.group_id, row.sample_index): row for row in sorted(rows, key=lambda row: row.key)}
         asked = [row for row in episodes.values() if not row.failed and row.reward is None]
         assert self._source is not None, "start() comes first"
-        answers = await self._source.score([_request(row) for row in asked])
+        requests = [_request(row) for row in asked]
+        if norm_state is None:
+            answers, norm_state = await self._source.score(requests), {}
+        else:
+            answers, norm_state = await self._source.score_normalised(requests, norm_state)
         results = {(row.group_id, row.sample_index): answer for row, answer in zip(asked, answers, strict=True)}
         for key, row in episodes.items():
             if row.failed:
@@ -170,16 +218,7 @@ class ScoringWorker:
             elif row.reward is not None:
                 score = row.reward if row.score is None else row.score
                 results[key] = RewardResult(status=RewardStatus.OK, reward=row.reward, score=score)
-        return [RewardRow(group, sample, results[group, sample]) for group, sample in episodes]
-
-    def _trajectories(self, rollout: StageRef) -> list[Trajectory]:
-        return self._store.read_trajectories(self._store.read_manifest(rollout).parts)
-
-    def _joined(self, rollout: StageRef, reward: StageRef) -> list[Trajectory]:
-        scored = self._store.read_rewards(self._store.read_manifest(reward).parts)
-        return with_rewards(
-            self._trajectories(rollout), {(row.group_id, row.sample_index): row.result for row in scored}
-        )
+        return [RewardRow(group, sample, results[group, sample]) for group, sample in episodes], norm_state
 
 
 async def _merged(references: Sequence[Any]) -> Logprobs:
@@ -204,4 +243,6 @@ def _request(row: Trajectory) -> RewardRequest:
         group_id=row.group_id,
         sample_index=row.sample_index,
         datasource=row.datasource,
+        token_ids=row.token_ids,
+        messages=row.messages,
     )

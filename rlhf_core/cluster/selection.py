@@ -2,7 +2,7 @@
 
 ::
 
-    trajectories ⋈ rewards ─▶ not failed, scored, has actions ─▶ (group intact, with drop_group) ─▶ in a fixed order
+    trajectories ⋈ rewards ─▶ of the batch ─▶ not failed, scored, has actions ─▶ (group intact, with drop_group)
 """
 
 from __future__ import annotations
@@ -10,10 +10,27 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf_core.records import Ledger, RewardResult, RewardStatus, Trajectory
+from rlhf_core.records import RewardResult, RewardStatus, Trajectory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from rlhf_core.records import StageRef
+    from rlhf_core.storage import RunStore
+
+
+def rows_of_batch(store: RunStore, rollout: StageRef, reward: StageRef) -> list[Trajectory]:
+    """The rows of an iteration's batch with their rewards, in a fixed order.
+
+    Where a batch is filled in rounds its shards also hold groups that were filtered, or are of another batch: they are left
+    out.
+    """
+    played = store.read_manifest(rollout)
+    scored = store.read_rewards(store.read_manifest(reward).parts)
+    rows = store.read_trajectories(played.parts)
+    if (selected := played.selected) is not None:
+        rows = [row for row in rows if row.group_id in selected]
+    return with_rewards(rows, {(row.group_id, row.sample_index): row.result for row in scored})
 
 
 def with_rewards(
@@ -46,10 +63,14 @@ def trainable(rows: Sequence[Trajectory], on_error: str) -> list[Trajectory]:
     return [row for row in rows if not _failed(row) and row.num_actions > 0 and row.group_id not in broken]
 
 
-def ledger(drawn: int, chosen: Iterable[Trajectory]) -> Ledger:
-    """Where the prompts of an iteration went. A prompt without a single trained sample has failed."""
-    trained = len({row.group_id for row in chosen})
-    return Ledger(drawn=drawn, trained=trained, failed=drawn - trained)
+def usable_scores(rows: Sequence[Trajectory], on_error: str) -> dict[str, list[float]]:
+    """The scores of each group's samples that could be trained, one a sample; none where the group has failed."""
+    scores: dict[str, dict[int, float]] = {row.group_id: {} for row in rows}
+    for row in trainable(rows, on_error):
+        score = row.reward if row.score is None else row.score
+        assert score is not None, "trainable leaves out what has no reward"
+        scores[row.group_id][row.sample_index] = score  # the segments of an episode share it
+    return {group_id: list(of_group.values()) for group_id, of_group in scores.items()}
 
 
 def _failed(row: Trajectory) -> bool:

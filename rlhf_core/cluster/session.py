@@ -2,10 +2,10 @@
 
 ::
 
-    open ──▶ lease ──▶ actors (found by name, or made) ──▶ ensure(version) ──▶ stage calls … ──▶ close
-                                                             │
-              policy at another version, or a rank dead ─────┤ newest checkpoint + recorded updates, digests checked
-              engine dead, or at another version ────────────┘ made again, weights synced
+    open ──▶ leases ──▶ actors (found by name, or made) ──▶ ensure(version) ──▶ stage calls … ──▶ close
+                                                              │
+              policy or critic at another version, or dead ───┤ newest checkpoint + recorded updates, digests checked
+              engine dead, or at another version ─────────────┘ made again, weights synced
 
 Actors outlive a crash of the controller: the next attempt finds them. They go away once the keeper's lease is not renewed.
 """
@@ -13,25 +13,16 @@ Actors outlive a crash of the controller: the next attempt finds them. They go a
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.placement import LIGHT_WORKERS
-from rlhf_core.cluster.trainer_worker import Seat
-from rlhf_core.cluster.wait import all_of, one
-from rlhf_core.errors import (
-    CorruptShardError,
-    DeadlineError,
-    LeaseError,
-    StorageError,
-    TrainingError,
-    WeightSyncError,
-    WorkerError,
-)
+from rlhf_core.cluster.rank_group import RankGroup, Recorded, TrainedGroup, any_dead, quietly, versions_of
+from rlhf_core.cluster.tenure import Tenure
+from rlhf_core.cluster.wait import all_of
+from rlhf_core.errors import DeadlineError, StorageError, WeightSyncError, WorkerError
 from rlhf_core.records import Stage, StageRef
-from rlhf_core.storage import CheckpointStore
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -40,14 +31,55 @@ if TYPE_CHECKING:
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.groups import ActorGroups
     from rlhf_core.cluster.rollout_worker import DataFacts, RolloutOutcome
-    from rlhf_core.cluster.scoring_worker import Assembled, Scored
-    from rlhf_core.records import Part, PromptCursor
+    from rlhf_core.cluster.scoring_worker import Answers, Assembled, Scored
+    from rlhf_core.records import Draw, Part
+    from rlhf_core.rewards.normalise import NormState
     from rlhf_core.storage import FileEntry, Lease, RunStore
 
 logger = get_logger(__name__)
 
-# Seconds an idle actor may take to say which version it holds.
-PING_SECONDS = 60.0
+DIGEST, CRITIC_DIGEST = "digest", "critic_digest"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSteps:
+    """Optimizer steps of the whole run: the learning rates depend on them."""
+
+    policy: int
+    critic: int
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """What an update left behind."""
+
+    metrics: dict[str, float]
+    digests: dict[str, str]  # digest, and critic_digest where there is a critic
+    optimizer_steps: int  # of the policy, so far
+
+
+async def heal(
+    check: Callable[[], None],
+    ensure: Callable[[int], Awaitable[None]],
+    max_restarts: int,
+    version: int,
+    work: Callable[[], Awaitable[Any]],
+) -> Any:
+    """Run ``work`` with every actor at ``version``; where a worker dies, rebuild it and run ``work`` again.
+
+    Raises:
+        WorkerError: after ``max_restarts`` rebuilds.
+    """
+    for restart in range(max_restarts + 1):
+        try:
+            check()
+            await ensure(version)
+            return await work()
+        except WorkerError as error:
+            if restart == max_restarts:
+                raise
+            logger.warning("rebuilding workers (%d of %d): %s", restart + 1, max_restarts, error)
+    raise AssertionError("unreachable")
 
 
 class RunSession:
@@ -57,198 +89,142 @@ class RunSession:
         self.context = context
         self.config = context.config
         self.store: RunStore = context.store
-        self.total_steps = 0
+        run = self.config.run
+        must_match = context.device == "cpu" or self.config.train.full_determinism_enable
         self._groups = groups
-        self._lease = lease
+        self._tenure = Tenure(groups, lease, run.lease_seconds)
         self._rollout: Any = None
         self._scoring: Any = None
         self._engines: list[Any] = []
-        self._policy: list[Any] = []
-        self._reference: list[Any] = []
-        self._renewal: asyncio.Task[None] | None = None  # ended by close()
-        self._closing = asyncio.Event()
+        self._policy = TrainedGroup("policy", DIGEST, self.store, must_match, groups, self._tenure, run)
+        self._critic = TrainedGroup("critic", CRITIC_DIGEST, self.store, must_match, groups, self._tenure, run)
+        self._reference = RankGroup("reference", groups, self._tenure, run)
+        self._reward = RankGroup("reward", groups, self._tenure, run, meet=False)
         self._healing = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def open(self, plan_steps: Callable[[DataFacts], Awaitable[int]]) -> DataFacts:
+    async def open(self, plan_steps: Callable[[DataFacts], Awaitable[PlannedSteps]]) -> DataFacts:
         """Find or make every actor.
 
         Args:
-            plan_steps: told what the prompts are, answers with the optimizer steps of the whole run (the learning rate
-                depends on them) or raises.
+            plan_steps: told what the prompts are, answers with the optimizer steps of the whole run, or raises.
 
         Raises:
             DeadlineError: an actor did not start within ``run.start_timeout``.
             WorkerError: an actor died while starting.
         """
-        self._keeper = self._groups.keeper(self.config.run.lease_seconds)
-        self._renewal = asyncio.create_task(self._renew_forever())
+        self._tenure.begin()
         # Always anew: an earlier attempt's would still hold the task and reward files that have been mended since. So would
         # a half dead group of reference ranks hold up the ranks that join it.
-        await self._kill([*LIGHT_WORKERS, *self._groups.reference_names])
-        self._rollout = self._groups.rollout()
-        self._scoring = self._groups.scoring()
-        self._engines = [self._groups.engine(i) for i in range(self._groups.num_engines)]
-        self._policy = [self._groups.policy(i) for i in range(self._groups.num_policy)]
-        self._reference = [self._groups.reference(i) for i in range(self._groups.num_reference)]
-        engines = asyncio.ensure_future(self._start_engines(self._engines))
+        await self._kill([*LIGHT_WORKERS, *self._groups.names_of("reference")])
+        self._rollout = self._groups.actor("rollout")
+        self._scoring = self._groups.actor("scoring")
+        self._engines = [self._groups.actor("engine", index) for index in range(self._groups.count("engine"))]
+        for group in (self._policy, self._critic, self._reference, self._reward):
+            group.find()
+        loading = [
+            asyncio.ensure_future(self._start_engines(self._engines)),
+            asyncio.ensure_future(self._start_scoring()),
+        ]
         try:
-            facts, _ = await self._starting(
-                [self._rollout.start.remote(), self._scoring.start.remote()], "rollout and scoring"
-            )
-            self.total_steps = await plan_steps(facts)
-            await asyncio.gather(self._start_policy(), self._start_reference(), engines)
+            (facts,) = await self._starting([self._rollout.start.remote()], "rollout")
+            steps = await plan_steps(facts)
+            self._policy.total_steps, self._critic.total_steps = steps.policy, steps.critic
+            await asyncio.gather(self._policy.begin(), self._critic.begin(), self._reference.start(), *loading)
         finally:
-            engines.cancel()
+            for task in loading:
+                task.cancel()
         return facts  # type: ignore[no-any-return]
 
     async def close(self, keep_actors: bool) -> None:
         """Give the run back. With ``keep_actors`` the next attempt finds them, until the keeper's lease ends."""
         if not keep_actors:
             # Reward processes, shared memory: what would outlive a killed actor.
-            tidy = [a for a in (*self._engines, *self._policy, self._scoring) if a is not None]
-            await asyncio.gather(*(self._quietly(actor.shutdown) for actor in tidy))
+            tidy = [actor for actor in (*self._engines, self._scoring) if actor is not None]
+            await asyncio.gather(*(quietly(actor.shutdown) for actor in tidy), self._policy.shutdown())
             await self.discard_actors()
-        await self._stop_renewing()
-        await asyncio.to_thread(self._lease.release)
+        await self._tenure.end()
 
     async def discard_actors(self) -> None:
         """End every actor; ``open`` makes new ones."""
-        await self._stop_renewing()
+        await self._tenure.pause()
         await asyncio.to_thread(self._groups.kill, [*self._groups.names, "keeper"])
 
-    async def _stop_renewing(self) -> None:
-        """Let a renewal under way end: cancelled, it would go on in its thread and race with the release."""
-        if self._renewal is not None:
-            self._closing.set()
-            await asyncio.gather(self._renewal, return_exceptions=True)
-            self._renewal = None
-            self._closing.clear()
-
     async def heal(self, version: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run ``work`` with every actor at ``version``; where a worker dies, rebuild it and run ``work`` again.
+        """Run ``work`` with every actor at ``version``: see ``heal``."""
+        return await heal(self.check_lease, self.ensure, self.config.run.max_restarts, version, work)
 
-        Raises:
-            WorkerError: after ``run.max_restarts`` rebuilds.
-        """
-        for restart in range(self.config.run.max_restarts + 1):
-            try:
-                self.check_lease()
-                await self.ensure(version)
-                return await work()
-            except WorkerError as error:
-                if restart == self.config.run.max_restarts:
-                    raise
-                logger.warning("rebuilding workers (%d of %d): %s", restart + 1, self.config.run.max_restarts, error)
-        raise AssertionError("unreachable")
+    def check_lease(self) -> None:
+        """See ``Tenure.check``."""
+        self._tenure.check()
 
     # --- versions -----------------------------------------------------------------------------------------------------
 
     async def ensure(self, version: int) -> None:
-        """Every actor alive, policy and engines at ``version``."""
+        """Every actor alive; policy, critic and engines at ``version``."""
         async with self._healing:
             if await self._is_ready(version):
                 return
-            await self._ensure_light()
-            await self._ensure_policy(version)
+            await self._ensure_asked()
+            await self._policy.ensure(version, self._policy_update)
+            await self._critic.ensure(version, self._critic_update)
             await self._ensure_engines(version)
 
     async def _is_ready(self, version: int) -> bool:
         """True if nothing is to be done: all are asked at once."""
         dead, held = await asyncio.gather(
-            self._dead([self._rollout, self._scoring, *self._reference]),
-            self._versions([*self._policy, *self._engines]),
+            any_dead([self._rollout, self._scoring, *self._reference.ranks, *self._reward.ranks]),
+            versions_of([*self._policy.ranks, *self._critic.ranks, *self._engines]),
         )
         return not dead and set(held) == {version}
 
-    async def _ensure_light(self) -> None:
-        if await self._dead([self._rollout]):
+    async def _ensure_asked(self) -> None:
+        """Those that hold no version: rollout, rewards, reference."""
+        if await any_dead([self._rollout]):
             await self._kill(["rollout"])
-            self._rollout = self._groups.rollout()
+            self._rollout = self._groups.actor("rollout")
             await self._starting([self._rollout.start.remote()], "rollout")
-        if await self._dead([self._scoring]):
+        if await self._reward.dead():
+            await self._reward.replace()
+            await self._kill(["scoring"])  # it knows the old ones
+        if await any_dead([self._scoring]):
             await self._kill(["scoring"])
-            self._scoring = self._groups.scoring()
-            await self._starting([self._scoring.start.remote()], "scoring")
-        if self._reference and await self._dead(self._reference):
-            await self._kill(self._groups.reference_names)
-            self._reference = [self._groups.reference(i) for i in range(self._groups.num_reference)]
-            await self._start_reference()
+            self._scoring = self._groups.actor("scoring")
+            await self._start_scoring()
+        if await self._reference.dead():
+            await self._reference.replace()
+            await self._reference.start()
 
-    async def _ensure_policy(self, version: int) -> None:
-        held = await self._versions(self._policy)
-        if set(held) == {version}:
-            return
-        if set(held) != {0}:
-            # Dead, half updated, or ahead of the log because its update was never recorded: begin again.
-            logger.warning("policy ranks hold versions %s, the log says %d: rebuilding them", held, version)
-            await self._remake_policy()
-        await self._restore(version)
+    async def _policy_update(self, iteration: int) -> Recorded:
+        body, experience = await self._recorded(iteration)
+        what = f"update of iteration {iteration}"
+        return Recorded(
+            body[DIGEST], lambda: self._policy.call("update", iteration, experience, body["kl_coef"], what=what)
+        )
 
-    async def _remake_policy(self) -> None:
-        await self._replace_policy()
-        await self._start_policy()
+    async def _critic_update(self, iteration: int) -> Recorded:
+        body, experience = await self._recorded(iteration)
+        what = f"critic's update of iteration {iteration}"
+        return Recorded(body[CRITIC_DIGEST], lambda: self._critic.call("update", iteration, experience, what=what))
 
-    async def _replace_policy(self) -> None:
-        """New processes in place of the policy's ranks, not started yet."""
-        await self._kill(self._groups.policy_names)
-        self._policy = [self._groups.policy(i) for i in range(self._groups.num_policy)]
-
-    async def _restore(self, version: int) -> None:
-        """From the start of training to ``version``: newest checkpoint, then the recorded updates, digests checked."""
-        base = await self._load_checkpoint(version)
-        for iteration in range(base, version):
-            await self._apply_again(iteration)
-        if version:
-            logger.info("policy restored to version %d: checkpoint %d and %d updates", version, base, version - base)
-
-    async def _load_checkpoint(self, version: int) -> int:
-        """Load the newest whole checkpoint up to ``version``; 0, where training began, without one."""
-        checkpoints, up_to = CheckpointStore(self.store), version
-        while (found := await asyncio.to_thread(checkpoints.newest, up_to)) is not None:
-            base, body = found
-            try:
-                await self._ranks([rank.restore.remote(base) for rank in self._policy], f"restoring checkpoint {base}")
-            except CorruptShardError as error:
-                logger.warning("checkpoint passed over: %s", error)
-                await self._remake_policy()  # whatever it holds now
-                up_to = base - 1
-                continue
-            self._compare(await self.digest(), body["digest"], f"checkpoint {base}")
-            return base
-        return 0
-
-    async def _apply_again(self, iteration: int) -> None:
+    async def _recorded(self, iteration: int) -> tuple[dict[str, Any], StageRef]:
+        """The record of an update, and the experience it was made from."""
         recorded = await asyncio.to_thread(self.store.stage, iteration, Stage.UPDATE)
         experience = await asyncio.to_thread(self.store.stage, iteration, Stage.EXPERIENCE)
         if recorded is None or experience is None:
             raise StorageError(
                 f"{self.store.url}: the log has no complete update of iteration {iteration}: cannot restore"
             )
-        body = recorded[0].body
-        _, digest, _ = await self.update(iteration, experience[1], body["kl_coef"])
-        self._compare(digest, body["digest"], f"applying iteration {iteration} again")
-
-    def _compare(self, digest: str, recorded: str, what: str) -> None:
-        """Weights must be those of the log, bit for bit, where the kernels promise it; elsewhere that is only reported."""
-        if digest == recorded:
-            return
-        message = (
-            f"{what} gave weights {digest[:12]}, the log says {recorded[:12]}: the code, a library, the machine or its "
-            "number of threads differs from the one that trained"
-        )
-        if self.context.device == "cpu" or self.config.train.full_determinism_enable:
-            raise TrainingError(message)
-        logger.warning("%s; or the GPU's kernels are not deterministic (train.full_determinism_enable)", message)
+        return recorded[0].body, experience[1]
 
     async def _ensure_engines(self, version: int) -> None:
-        held = await self._versions(self._engines)
+        held = await versions_of(self._engines)
         for index, found in enumerate(held):
             if found is None or found < 0:
                 logger.warning("engine %d is dead: making it again", index)
-                await self._kill([f"engine-{index}"])
-                self._engines[index] = self._groups.engine(index)
+                await self._kill([self._groups.names_of("engine")[index]])
+                self._engines[index] = self._groups.actor("engine", index)
         fresh = [self._engines[i] for i, found in enumerate(held) if found is None or found < 0]
         await self._start_engines(fresh)
         if fresh or set(held) != {version}:
@@ -263,53 +239,55 @@ class RunSession:
         seconds = self.config.vllm.sync_timeout
         what = f"weight sync to version {version}"
         try:
-            await self._ranks([rank.sync.remote(self._engines, seconds) for rank in self._policy], what, seconds)
+            await self._policy.call("sync", self._engines, seconds, what=what, seconds=seconds)
         except (WeightSyncError, DeadlineError) as error:
             # The engine refuses to speak with damaged weights, or does not answer: it is made again.
             raise WorkerError(str(error)) from error
-        held = await self._versions(self._engines)
+        held = await versions_of(self._engines)
         if set(held) != {version}:
             raise WorkerError(f"after a weight sync the engines hold versions {held}, not {version}")
 
     # --- stages -------------------------------------------------------------------------------------------------------
 
-    async def rollout(self, iteration: int, version: int, cursor: PromptCursor) -> RolloutOutcome:
-        """Sample a batch."""
-        call = self._rollout.rollout.remote(iteration, version, cursor, self._engines)
-        return (await self._stage([call], f"rollout of iteration {iteration}"))[0]  # type: ignore[no-any-return]
+    async def rollout(self, draw: Draw) -> RolloutOutcome:
+        """Sample a batch, or a round of one."""
+        call = self._rollout.rollout.remote(draw, self._engines)
+        return (await self._stage([call], f"rollout of iteration {draw.iteration}"))[0]  # type: ignore[no-any-return]
 
-    async def score(self, iteration: int, rollout: StageRef) -> Scored:
-        """Score a batch."""
-        call = self._scoring.score.remote(iteration, rollout)
+    async def score(self, iteration: int, parts: Sequence[Part], norm_state: NormState) -> Scored:
+        """Score what a rollout, or a round of one, left."""
+        call = self._scoring.score.remote(iteration, parts, norm_state)
         return (await self._stage([call], f"rewards of iteration {iteration}"))[0]  # type: ignore[no-any-return]
 
-    async def assemble(
-        self, iteration: int, rollout: StageRef, reward: StageRef, drawn: int, kl_coef: float
-    ) -> Assembled:
-        """Recompute log-probs on every rank, and turn rewards into advantages."""
+    async def assemble(self, iteration: int, rollout: StageRef, reward: StageRef, kl_coef: float) -> Assembled:
+        """Recompute log-probs and values on every rank, and turn rewards into advantages."""
         # Object references: the arrays go from the ranks to the scoring worker, never through this process.
-        policy = [rank.logprobs.remote(rollout, reward) for rank in self._policy]
-        reference = [rank.logprobs.remote(rollout, reward) for rank in self._reference]
-        call = self._scoring.assemble.remote(iteration, rollout, reward, drawn, kl_coef, policy, reference)
+        answers: Answers = {
+            "policy": [rank.logprobs.remote(rollout, reward) for rank in self._policy.ranks],
+            "reference": [rank.logprobs.remote(rollout, reward) for rank in self._reference.ranks],
+            "critic": [rank.values.remote(rollout, reward) for rank in self._critic.ranks],
+        }
+        call = self._scoring.assemble.remote(iteration, rollout, reward, kl_coef, answers)
         return (await self._stage([call], f"advantages of iteration {iteration}"))[0]  # type: ignore[no-any-return]
 
-    async def update(self, iteration: int, experience: StageRef, kl_coef: float) -> tuple[dict[str, float], str, int]:
-        """One update of the policy. Returns its metrics, the digest of the weights and the optimizer steps so far."""
+    async def update(self, iteration: int, experience: StageRef, kl_coef: float) -> Updated:
+        """One update of the policy and, at the same time, of the critic."""
         what = f"update of iteration {iteration}"
-        reports = await self._ranks([rank.update.remote(iteration, experience, kl_coef) for rank in self._policy], what)
-        steps = await self._stage([self._policy[0].optimizer_steps.remote()], what)
-        return reports[0], await self.digest(), steps[0]
+        policy, critic = await asyncio.gather(
+            self._policy.call("update", iteration, experience, kl_coef, what=what),
+            self._critic.call("update", iteration, experience, what=f"critic's {what}"),
+        )
+        digests = {group.digest_key: await group.digest() for group in (self._policy, self._critic) if group.ranks}
+        metrics = {**policy[0], **(critic[0] if critic else {})}
+        return Updated(metrics, digests, await self._policy.optimizer_steps())
 
-    async def digest(self) -> str:
-        """Of the policy's weights, the same on every rank."""
-        digests = await self._ranks([rank.digest.remote() for rank in self._policy], "digest of the weights")
-        if len(set(digests)) != 1:
-            raise TrainingError("the policy's ranks hold different weights")
-        return str(digests[0])
+    async def digests(self) -> dict[str, str]:
+        """Of the weights of policy and critic."""
+        return {group.digest_key: await group.digest() for group in (self._policy, self._critic) if group.ranks}
 
     async def save(self, version: int) -> list[FileEntry]:
-        """Every rank writes its part of a checkpoint."""
-        shares = await self._ranks([rank.save.remote(version) for rank in self._policy], f"checkpoint {version}")
+        """Every rank of policy and critic writes its part of a checkpoint."""
+        shares = await asyncio.gather(self._policy.save(version), self._critic.save(version))
         return [entry for share in shares for entry in share]
 
     async def evaluate(self, version: int) -> tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]]]:
@@ -329,25 +307,11 @@ class RunSession:
     async def _start_engines(self, engines: Sequence[Any]) -> None:
         await self._starting([engine.start.remote() for engine in engines], "engines")
 
-    async def _start_policy(self) -> None:
-        held = set(await self._versions(self._policy))
-        if len(held) > 1 and held & {None, -1}:
-            # Some ranks of an earlier attempt live: they will not join again, and the new ones would wait for them.
-            await self._replace_policy()
-        seats = await self._seats(self._policy)
-        calls = [worker.start.remote(seat, self.total_steps) for worker, seat in zip(self._policy, seats, strict=True)]
-        await self._starting(calls, "policy ranks")
-
-    async def _start_reference(self) -> None:
-        seats = await self._seats(self._reference)
-        calls = [worker.start.remote(seat) for worker, seat in zip(self._reference, seats, strict=True)]
-        await self._starting(calls, "reference ranks")
-
-    async def _seats(self, group: Sequence[Any]) -> list[Seat]:
-        if not group:
-            return []
-        ((address, port),) = await self._starting([group[0].rendezvous.remote()], "rank 0")
-        return [Seat(rank, len(group), address, port) for rank in range(len(group))]
+    async def _start_scoring(self) -> None:
+        """The reward model first: how long a text it reads is asked by its source."""
+        max_lens = await self._reward.start()
+        max_len = min(max_lens) if max_lens else None
+        await self._starting([self._scoring.start.remote(self._reward.ranks, max_len)], "scoring")
 
     async def _starting(self, calls: Sequence[Any], what: str) -> list[Any]:
         return await all_of(calls, self.config.run.start_timeout, f"start of {what} (run.start_timeout)")
@@ -356,81 +320,9 @@ class RunSession:
         self.check_lease()
         return await all_of(calls, self.config.run.stage_timeout, f"{what} (run.stage_timeout)")
 
-    async def _ranks(self, calls: Sequence[Any], what: str, seconds: float | None = None) -> list[Any]:
-        """A call of every policy rank. Where one dies its peers may complain first: ask who is left before believing them."""
-        self.check_lease()
-        limit = self.config.run.stage_timeout if seconds is None else seconds
-        try:
-            return await all_of(calls, limit, what)
-        except (WorkerError, DeadlineError, LeaseError):
-            raise
-        except Exception as error:
-            if len(self._policy) > 1 and await self._dead(self._policy):
-                raise WorkerError(f"{what}: a rank died; its peer says: {error}") from error
-            raise
-
     async def _kill(self, names: Sequence[str]) -> None:
         self.check_lease()
         await asyncio.to_thread(self._groups.kill, list(names))
-
-    async def _versions(self, actors: Sequence[Any]) -> list[int | None]:
-        """The version each holds; None where it is dead or does not answer."""
-
-        async def ask(actor: Any) -> int | None:
-            try:
-                return int(await one(actor.version.remote(), PING_SECONDS, "version"))
-            except (WorkerError, DeadlineError):
-                return None
-
-        return list(await asyncio.gather(*(ask(actor) for actor in actors)))
-
-    async def _dead(self, actors: Sequence[Any]) -> bool:
-        try:
-            await all_of([actor.ping.remote() for actor in actors], PING_SECONDS, "ping")
-        except (WorkerError, DeadlineError):
-            return True
-        return False
-
-    async def _quietly(self, method: Any) -> None:
-        try:
-            await one(method.remote(), PING_SECONDS, "shutdown")
-        except (WorkerError, DeadlineError) as error:
-            logger.info("an actor did not shut down by itself: %s", error)
-
-    def check_lease(self) -> None:
-        """Return if this process is still the run's one writer. Called before anything is killed, started or committed.
-
-        Raises:
-            LeaseError: another process may work on the run by now.
-        """
-        run_id = self.context.run_id
-        if self._renewal is not None and self._renewal.done() and not self._renewal.cancelled():
-            error = self._renewal.exception()
-            raise LeaseError(f"the lease of run {run_id} is lost: {error}") from error
-        if time.time() > self._lease.expires_at:
-            raise LeaseError(
-                f"the lease of run {run_id} has expired: the store did not take a renewal for {self._lease.seconds:g} s "
-                "(run.lease_seconds); start the run again"
-            )
-
-    async def _renew_forever(self) -> None:
-        """Renew both leases a few times per term; a store that is away for less than a term is survived."""
-        seconds = self.config.run.lease_seconds
-        while not self._closing.is_set():
-            done = await asyncio.gather(
-                asyncio.to_thread(self._lease.renew),
-                one(self._keeper.renew.remote(self._groups.names), seconds, "keeper"),  # a slow store kills no workers
-                return_exceptions=True,
-            )
-            for error in done:
-                if isinstance(error, WorkerError):
-                    self._keeper = self._groups.keeper(seconds)
-                if isinstance(error, StorageError | WorkerError | DeadlineError):
-                    logger.warning("lease of run %s not renewed: %s", self.context.run_id, error)
-                elif isinstance(error, BaseException):
-                    raise error
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), seconds / 4)
 
 
 def cores() -> int:

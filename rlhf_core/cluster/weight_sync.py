@@ -29,7 +29,7 @@ class TrainerWeights:
         """Whole shapes; ZeRO-3 leaves only shards in ``shape``."""
         return [
             TensorMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in self._trainer.causal_lm.named_parameters()
+            for name, parameter in self._trainer.hf_model.named_parameters()
         ]
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,7 +22,8 @@ class ActorConfig(TrainedModelConfig):
 
     model_name_or_path: str = Field(min_length=1)
     """A Hugging Face id, a folder, ``builtin:tiny`` (a random 2-layer byte-level model made by this project), or
-    ``run:ID``, ``run:ID@best``, ``run:ID@12``: the newest, best or named checkpoint of a run below ``storage.root``."""
+    ``run:ID``, ``run:ID@best``, ``run:ID@12``: the newest, best or named checkpoint of a run below ``storage.root``, or of
+    one anywhere by its URL (``run:s3://bucket/runs/ID@best``). Which one that is, is settled when the run first starts."""
     policy_loss_type: str = "ppo"
     """The policy loss: ppo, gspo, cispo, or ``path.py:name`` (docs/algorithms.md)."""
     eps_clip: PositiveFloat = 0.2
@@ -66,7 +67,7 @@ class RefConfig(Section):
     """The frozen reference model; exists only if ``algo.kl.init_coef > 0``."""
 
     model_name_or_path: str | None = None
-    """A Hugging Face id or folder; default: the policy's starting point."""
+    """As ``actor.model_name_or_path``; default: the policy's starting point."""
     num_nodes: PositiveInt = 1
     """Nodes its ranks are spread over."""
     num_gpus_per_node: PositiveInt = 1
@@ -135,8 +136,8 @@ class RolloutConfig(Section):
     ignore_eos: bool = False
     """Always sample ``max_new_tokens`` tokens."""
     vllm_generate_batch_size: PositiveInt | None = None
-    """Prompts generated at a time; default: ``batch_size``. More than that is over-sampling: groups that the batch does not
-    need are kept, durable, and trained in the next iterations."""
+    """Prompts generated at a time, in rounds until the batch is full; default: ``batch_size``. More than that is
+    over-sampling: groups that the batch does not need are kept, durable, and trained in the next iterations."""
     on_error: Literal["keep_group", "drop_group", "fail"] = "keep_group"
     """A failed sample: its group goes on with the rest, is dropped, or fails the run."""
     max_consecutive_failures: PositiveInt = 32
@@ -233,11 +234,12 @@ class RewardConfig(Section):
     batch_size: PositiveInt = 32
     """Samples per call of a batch-wise function."""
     timeout: PositiveFloat = 60
-    """Seconds a call may take once it started; then its process is killed and its samples are ``timed_out``."""
+    """Seconds that a call of a function, a server or the reward model may take once it started; then its samples are
+    ``timed_out``. A function's process is killed."""
     on_error: Literal["exclude", "fail"] = "exclude"
     """A sample without a reward is left out of training, or fails the run."""
     max_retries: NonNegativeInt = 0
-    """Further attempts for a call that timed out or whose worker died."""
+    """Further attempts for a call that timed out, or whose process died."""
     clip_range: tuple[float, float] | None = None
     """Raw rewards are clipped to this range, before any shaping."""
     overlong_buffer_len: PositiveInt | None = None
@@ -382,11 +384,12 @@ class CheckpointConfig(Section):
     save_hf: bool = True
     """Also export the model as a Hugging Face folder."""
     max_num: PositiveInt | None = None
-    """Keep only the newest so many."""
+    """Keep only the newest so many. The best one is kept besides."""
     max_mem: PositiveFloat | None = None
-    """Keep only the newest so many GiB."""
+    """Keep only the newest that fit into so many GiB, the best one included. The newest and the best stay in any case."""
     best_metric_key: str | None = None
-    """Evaluation metric that marks the best checkpoint, such as ``eval/score_mean``; that version is saved."""
+    """Evaluation metric that marks the best checkpoint, such as ``eval/score_mean``: a version that is better than all
+    evaluated before is saved, and kept. The model before training does not compete."""
     best_metric_mode: Literal["max", "min"] = "max"
     """Whether more or less of it is better. On a tie the earlier version stays the best."""
 
@@ -523,8 +526,8 @@ class Config(Section):
 
     @property
     def fills_batches(self) -> bool:
-        """True if a batch is filled in rounds: groups may be filtered, or generated ahead."""
-        return self.algo.dynamic_filtering_enable or self.generate_batch_size > self.rollout.batch_size
+        """True if a batch is filled in rounds: groups may be filtered, generated ahead, or generated in smaller lots."""
+        return self.algo.dynamic_filtering_enable or self.generate_batch_size != self.rollout.batch_size
 
     @property
     def needs_reference(self) -> bool:

@@ -7,36 +7,22 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
+from rlhf_core.config.model_spec import is_run_model, parse_run_model
+from rlhf_core.config.user_file import FROM_FILE
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from rlhf_core.config.model import Config, DataConfig
+    from rlhf_core.config.model import Config, DataConfig, RewardConfig
     from rlhf_core.config.supervised import SupervisedConfig, SupervisedDataConfig
 
 # key -> what it would switch on. Any value other than the default is refused.
 NOT_BUILT: dict[str, str] = {
-    "actor.optim": "the Muon optimizer",
-    "actor.muon": "the Muon optimizer",
-    "critic.enable": "PPO with a critic",
     "actor.aux_loss_coef": "the mixture-of-experts balancing loss",
     "actor.freeze_visual_encoder": "vision-language training",
-    "critic.model_name_or_path": "PPO with a critic",
-    "critic.num_nodes": "PPO with a critic",
-    "critic.num_gpus_per_node": "PPO with a critic",
-    "critic.adam": "PPO with a critic",
-    "critic.value_clip": "PPO with a critic",
-    "critic.optim": "PPO with a critic",
-    "critic.muon": "PPO with a critic",
-    "critic.lr_scheduler": "PPO with a critic",
-    "critic.lr_warmup_ratio": "PPO with a critic",
-    "critic.min_lr_ratio": "PPO with a critic",
-    "critic.max_norm": "PPO with a critic",
-    "critic.gradient_checkpointing_enable": "PPO with a critic",
-    "critic.freezing_steps": "PPO with a critic",
     "ref.offload": "offloading the reference model",
     "ds.adam_offload": "optimizer offload",
     "ds.tensor_parallel_size": "tensor parallelism in training",
@@ -49,23 +35,7 @@ NOT_BUILT: dict[str, str] = {
     "ds.use_universal_ckpt": "universal checkpoints",
     "ds.lora": "LoRA",
     "vllm.enable_sleep": "sleep of the engines",
-    "rollout.vllm_generate_batch_size": "over-sampling",
     "data.max_images_per_prompt": "vision-language prompts",
-    "reward.remote_weight": "reward servers",
-    "reward.remote_batch_size": "reward servers",
-    "reward.remote_concurrency": "reward servers",
-    "reward.remote_token_env": "reward servers",
-    "reward.model_name_or_path": "trained reward models",
-    "reward.model_weight": "trained reward models",
-    "reward.model_num_ranks": "trained reward models",
-    "reward.model_micro_batch_size": "trained reward models",
-    "reward.model_max_len": "trained reward models",
-    "reward.normalize_enable": "running reward normalisation",
-    "algo.advantage.bootstrap_truncated": "PPO with a critic",
-    "algo.dynamic_filtering_enable": "dynamic filtering",
-    "algo.dynamic_filtering_range": "dynamic filtering",
-    "algo.dynamic_filtering_max_rounds": "dynamic filtering",
-    "algo.dynamic_filtering_on_limit": "dynamic filtering",
     "train.agent_func_path": "multi-turn and OpenAI-API agents",
     "train.async_enable": "the asynchronous pipeline",
     "train.async_queue_size": "the asynchronous pipeline",
@@ -73,12 +43,6 @@ NOT_BUILT: dict[str, str] = {
     "train.colocate_all": "colocation",
     "train.colocate_actor_ref": "colocation",
     "train.colocate_critic_reward": "colocation",
-    "train.enable_ema": "the moving average of the policy",
-    "train.ema_beta": "the moving average of the policy",
-    "ckpt.max_num": "checkpoint rotation",
-    "ckpt.max_mem": "checkpoint rotation",
-    "ckpt.best_metric_key": "best checkpoints",
-    "ckpt.best_metric_mode": "best checkpoints",
     "logger.tensorboard_dir": "the TensorBoard logger",
     "logger.wandb": "the Weights & Biases logger",
 }
@@ -88,12 +52,12 @@ ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "d
 POLICY_LOSSES = ("ppo", "gspo", "cispo")
 NEEDS_GROUP = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 FIXED_GAMMA = NEEDS_GROUP
-FROM_FILE = re.compile(r".+\.py:\w+")
 
 # Words of a key that holds a credential: `secret`, `aws_access_key_id`, `api-key`, `sas_token`, `connection_string` ...
 CREDENTIAL = re.compile(
     r"(^|[^a-z])(key|secret|token|password|passwd|passphrase|credentials?|connection_string)([^a-z]|$)", re.IGNORECASE
 )
+MODELS = ("actor", "ref", "critic", "reward")  # sections that name one
 URLS = ("storage.root", "logger.mlflow_uri", "run.ray_address")
 
 
@@ -126,14 +90,6 @@ def keys_not_built(config: Config) -> Iterator[str]:
         value = value_at(config, key)
         if value != default_at(config, key):
             yield f"{key}={value!r}: {feature} is not available in this version; remove the key"
-    if config.algo.advantage.estimator == "gae":
-        yield (
-            "algo.advantage.estimator='gae': PPO with a critic is not available in this version; use reinforce, "
-            "reinforce_baseline, rloo, group_norm or dr_grpo"
-        )
-    urls = [url for url in config.reward.remote_url if "://" in url]
-    if urls:
-        yield f"reward.remote_url={','.join(urls)}: reward servers are not available in this version; name a .py file"
 
 
 def algorithms_exist(config: Config) -> Iterator[str]:
@@ -176,18 +132,49 @@ def gamma_is_one(config: Config) -> Iterator[str]:
         )
 
 
+def freezing_leaves_iterations(config: Config) -> Iterator[str]:
+    """A policy that never learns is a mistake."""
+    frozen, most = config.critic.freezing_steps, config.train.max_iterations
+    if config.needs_critic and most is not None and frozen >= most:
+        yield f"critic.freezing_steps={frozen} leaves none of train.max_iterations={most} to the policy: lower it"
+
+
 def steps_divide(config: Config) -> Iterator[str]:
     """A rollout is a whole number of optimizer steps, and a step a whole number of rows per rank."""
-    samples, step, ranks = config.samples_per_iteration, config.samples_per_step, config.actor.world_size
+    samples, step = config.samples_per_iteration, config.samples_per_step
     if samples % step:
         yield (
             f"train.batch_size={step} does not divide rollout.batch_size × rollout.n_samples_per_prompt = {samples}: "
             "choose a divisor"
         )
-    if step % ranks:
+    for name, model in (("actor", config.actor), ("critic", config.critic)):
+        if step % model.world_size and (name == "actor" or config.needs_critic):
+            yield (
+                f"train.batch_size={step} (default: the whole rollout) does not divide over {model.world_size} ranks "
+                f"({name}.num_nodes × {name}.num_gpus_per_node): choose a multiple of them"
+            )
+
+
+def filtering_can_keep(config: Config) -> Iterator[str]:
+    """A filter that rejects whatever it sees is a mistake."""
+    low, high = config.algo.dynamic_filtering_range
+    if low >= high:
+        yield f"algo.dynamic_filtering_range=({low}, {high}) is empty: give (low, high)"
+    n = config.rollout.n_samples_per_prompt
+    if config.algo.dynamic_filtering_enable and n < 2:
         yield (
-            f"train.batch_size={step} (default: the whole rollout) does not divide over {ranks} ranks "
-            "(actor.num_nodes × actor.num_gpus_per_node): choose a multiple of them"
+            "algo.dynamic_filtering_enable keeps groups whose scores differ, but "
+            f"rollout.n_samples_per_prompt={n}: set it to 2 or more"
+        )
+
+
+def rounds_can_fill(config: Config) -> Iterator[str]:
+    """With nothing rejected, the rounds of an iteration give a whole batch; so the plan of a run is an upper bound."""
+    size, rounds = config.generate_batch_size, config.algo.dynamic_filtering_max_rounds
+    if size * rounds < config.rollout.batch_size:
+        yield (
+            f"algo.dynamic_filtering_max_rounds={rounds} of rollout.vllm_generate_batch_size={size} prompts never fill "
+            f"rollout.batch_size={config.rollout.batch_size}: raise one of the first two"
         )
 
 
@@ -203,27 +190,51 @@ def lengths_fit(config: Config) -> Iterator[str]:
     budget = config.train.max_tokens_per_gpu
     if config.train.dynamic_batch_enable and budget < total:
         yield f"train.max_tokens_per_gpu={budget} cannot hold one sample of data.max_len={total}: raise it"
-    budget_rollout = config.rollout.max_tokens_per_gpu
-    if config.train.dynamic_batch_enable and budget_rollout is not None and budget_rollout < total:
-        yield f"rollout.max_tokens_per_gpu={budget_rollout} cannot hold one sample of data.max_len={total}: raise it"
+    budget_rollout = config.rollout.max_tokens_per_gpu or budget
+    longest = total + config.algo.advantage.bootstrap_truncated  # the value after the last token is asked for too
+    if config.train.dynamic_batch_enable and total <= budget and budget_rollout < longest:
+        yield f"rollout.max_tokens_per_gpu={budget_rollout} cannot hold one sample of {longest} tokens: raise it"
 
 
 def reward_source_exists(config: Config) -> Iterator[str]:
-    """Something must score the answers; two sources must not hide each other."""
+    """Something must score the answers: functions, servers and a trained model, in any combination."""
     reward = config.reward
     if not reward.functions and not reward.remote_url and reward.model_name_or_path is None:
-        yield "no reward source: set reward.functions or reward.remote_url (see docs/rewards.md)"
-    if reward.functions and reward.remote_url:
-        yield "reward.functions and reward.remote_url are both set: list the file of reward.remote_url in reward.functions"
+        yield (
+            "no reward source: set reward.functions, reward.remote_url or reward.model_name_or_path (see docs/rewards.md)"
+        )
     files = [url for url in reward.remote_url if "://" not in url]
-    if len(files) > 1:
-        yield f"reward.remote_url={','.join(files)} names several files: list them in reward.functions with their weights"
+    if files and (reward.functions or len(reward.remote_url) > 1):
+        yield (
+            f"reward.remote_url={','.join(reward.remote_url)} names a file beside other sources: list the file in "
+            "reward.functions, with its weight"
+        )
+    yield from server_problems(reward)
     if reward.clip_range is not None and reward.clip_range[0] >= reward.clip_range[1]:
         yield f"reward.clip_range={reward.clip_range} is empty: give (low, high)"
     buffer = reward.overlong_buffer_len
     if buffer is not None and buffer > config.rollout.max_new_tokens:
         limit = config.rollout.max_new_tokens
         yield f"reward.overlong_buffer_len={buffer} is longer than rollout.max_new_tokens={limit}: lower it"
+
+
+def server_problems(reward: RewardConfig) -> Iterator[str]:
+    """What is wrong with the reward servers' URLs, and with settings that nothing reads."""
+    urls = [url for url in reward.remote_url if "://" in url]
+    for url in urls:
+        if "@" not in url and not is_http_url(url):  # one with a password in it is not to be repeated
+            yield f"reward.remote_url={url}: use http://host:port/path or https://host/path"
+    if not urls and reward.remote_token_env is not None:
+        yield f"reward.remote_token_env={reward.remote_token_env!r} without a URL in reward.remote_url: remove it"
+
+
+def is_http_url(url: str) -> bool:
+    """True if a connection can be made with it."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or the brackets of an IPv6 address do not match
+        return False
 
 
 def kl_loss_needs_reference(config: Config) -> Iterator[str]:
@@ -297,6 +308,49 @@ def evaluation_is_complete(config: Config) -> Iterator[str]:
         )
 
 
+def best_metric_exists(config: Config) -> Iterator[str]:
+    """The best checkpoint is found by an evaluation; the first one, before any training, says which metrics there are."""
+    yield from best_metric_problems(config)
+    key, evaluation = config.ckpt.best_metric_key or "", config.eval
+    if (match := re.fullmatch(r"eval/(.+/)?pass@(\d+)(_stderr)?", key)) is not None:
+        reported = evaluation.pass_k or sorted({1, evaluation.n_samples_per_prompt})
+        if int(match[2]) not in reported:
+            listed = ", ".join(f"pass@{k}" for k in reported)
+            yield f"ckpt.best_metric_key={key!r}: the evaluation reports {listed}: use one of them, or set eval.pass_k"
+
+
+def best_metric_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """What is wrong with ``ckpt.best_metric_key``, whatever is trained."""
+    ckpt = config.ckpt
+    if ckpt.best_metric_key is None:
+        if ckpt.best_metric_mode != default_at(config, "ckpt.best_metric_mode"):
+            yield f"ckpt.best_metric_mode={ckpt.best_metric_mode!r} without ckpt.best_metric_key: name the metric, or remove it"
+        return
+    if not config.eval.dataset:
+        yield f"ckpt.best_metric_key={ckpt.best_metric_key!r} without eval.dataset: name the held-out data"
+    if not ckpt.best_metric_key.startswith("eval/"):
+        yield (
+            f"ckpt.best_metric_key={ckpt.best_metric_key!r} is no metric of an evaluation: their names begin with 'eval/', "
+            "such as eval/score_mean"
+        )
+
+
+def run_models_are_named(config: Config) -> Iterator[str]:
+    """A ``run:`` name has one of its forms. Whether there is such a checkpoint is looked up when the run starts."""
+    yield from run_model_problems(config, *(f"{section}.model_name_or_path" for section in MODELS))
+
+
+def run_model_problems(config: Config | SupervisedConfig, *keys: str) -> Iterator[str]:
+    """What is wrong with names of models."""
+    for key in keys:
+        name = value_at(config, key)
+        if name is not None and is_run_model(name):
+            try:
+                parse_run_model(name)
+            except ConfigError as error:
+                yield f"{key}: {error}"
+
+
 def steps_are_positive(config: Config) -> Iterator[str]:
     """0 means neither 'never' nor 'always': say which."""
     yield from step_problems(config)
@@ -313,10 +367,10 @@ def no_credentials(config: Config) -> Iterator[str]:
     """The configuration is stored with the run and shown by trackers."""
     yield from credential_problems(config)
     for url in config.reward.remote_url:
-        if "@" in urlsplit(url).netloc:
+        if "@" in url or any(CREDENTIAL.search(name) for name, _ in parse_qsl(url.partition("?")[2])):
             yield (
-                "reward.remote_url has a URL with a user or password in it, and the configuration is stored and shown: "
-                "remove them, and name the variable that holds the servers' token in reward.remote_token_env"
+                "reward.remote_url has a URL with a user, a password or a key in it, and the configuration is stored and "
+                "shown: remove them, and name the variable that holds the servers' token in reward.remote_token_env"
             )
 
 
@@ -360,6 +414,13 @@ def misfits(config: Config, device: str) -> Iterator[str]:
         return
     if config.vllm.sync_backend in ("nccl", "ipc"):
         yield f"vllm.sync_backend={config.vllm.sync_backend!r} needs GPUs, and the run is on CPU: use 'shm' or 'auto'"
+    yield from training_misfits(config, device)
+
+
+def training_misfits(config: Config | SupervisedConfig, device: str) -> Iterator[str]:
+    """What of the settings of training does not exist on ``device``."""
+    if device == "gpu":
+        return
     if config.ds.attn_implementation.startswith("flash"):
         yield f"ds.attn_implementation={config.ds.attn_implementation!r} needs a GPU: use 'sdpa' on CPU"
     if config.ds.param_dtype == "fp16":
@@ -372,7 +433,10 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     critic_is_wanted,
     group_estimators_need_groups,
     gamma_is_one,
+    freezing_leaves_iterations,
     steps_divide,
+    filtering_can_keep,
+    rounds_can_fill,
     lengths_fit,
     reward_source_exists,
     kl_loss_needs_reference,
@@ -380,6 +444,8 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     probabilities_match,
     templates_agree,
     evaluation_is_complete,
+    best_metric_exists,
+    run_models_are_named,
     steps_are_positive,
     backends_match_device,
     no_credentials,

@@ -54,6 +54,16 @@ def evaluation_has_data(config: SupervisedConfig) -> Iterator[str]:
     yield from rules.step_problems(config)
 
 
+def best_metric_exists(config: SupervisedConfig) -> Iterator[str]:
+    """The best checkpoint is found by an evaluation."""
+    yield from rules.best_metric_problems(config)
+
+
+def run_models_are_named(config: SupervisedConfig) -> Iterator[str]:
+    """A ``run:`` name has one of its forms."""
+    yield from rules.run_model_problems(config, "model.model_name_or_path", "dpo.ref_model_name_or_path")
+
+
 def label_smoothing_is_dpo(config: SupervisedConfig) -> Iterator[str]:
     """IPO has no likelihood to smooth."""
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing > 0:
@@ -81,6 +91,8 @@ RULES: tuple[Callable[[SupervisedConfig], Iterator[str]], ...] = (
     templates_agree,
     probabilities_match,
     evaluation_has_data,
+    best_metric_exists,
+    run_models_are_named,
     label_smoothing_is_dpo,
     no_credentials,
 )

@@ -70,7 +70,7 @@ def read_hub(name: str, split: str, options: Mapping[str, str]) -> Iterator[Row]
 
 
 def _no_split(place: str, problem: str) -> str:
-    return f"{place}: {problem}; set data.prompt_split (or eval.split) to one it has"
+    return f"{place}: {problem}; set data.prompt_split (in a supervised run data.split; held out: eval.split) to one it has"
 
 
 def _rows(table: Iterable[dict[str, Any]], name: str) -> Iterator[Row]:

@@ -6,9 +6,9 @@
 
 A cursor is the whole state: a run that resumes from it draws what an uninterrupted run would have drawn.
 
-With weights (``data.prompt_probs``) an epoch is the largest mix in these proportions in which no row comes twice: of
-N rows, dataset d gives N·p_d (largest remainders make them whole), where N = min over d of size_d / p_d, rounded down.
-The rows that one epoch leaves over open the next: each dataset is walked round and round in a seeded permutation.
+With weights (``data.prompt_probs``, ``data.probs``) an epoch is the largest mix in these proportions in which no row
+comes twice: of N rows, dataset d gives N·p_d (largest remainders make them whole), where N = min over d of size_d / p_d,
+rounded down. The rows that one epoch leaves over open the next: each dataset is walked round and round in a seeded permutation.
 
     sizes 6 and 3, weights .5 and .5: N = 6, three of each      epoch 0: a0 a1 a2 b0 b1 b2 (shuffled)
                                                                 epoch 1: a3 a4 a5 b0 b1 b2 (shuffled)
@@ -53,7 +53,7 @@ class PromptOrder:
         self._drawn = np.empty(0, dtype=np.int64)  # of the epoch last asked for
         self._drawn_epoch = -1
         if self.size == 0:
-            raise DataError("no prompt to draw: every dataset of data.prompt_dataset is empty")
+            raise DataError("nothing to draw: every dataset is empty; fill one, or name another")
 
     @property
     def size(self) -> int:
@@ -129,7 +129,7 @@ def _quotas(sizes: Sequence[int], probs: Sequence[float]) -> list[int]:
     for index, (quota, prob) in enumerate(zip(quotas, probs, strict=True)):
         if prob > 0 and quota == 0:
             raise DataError(
-                f"data.prompt_probs={prob} of dataset {index} gives it no row in an epoch of {total}: raise it, set it "
-                "to 0, or give the other datasets more rows"
+                f"the weight {prob} of dataset {index} gives it no row in an epoch of {total}: raise it "
+                "(data.prompt_probs, or data.probs), set it to 0, or give the other datasets more rows"
             )
     return quotas

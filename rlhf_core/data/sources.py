@@ -68,7 +68,9 @@ def source_names(specs: Sequence[str]) -> list[str]:
     """A distinct name for each dataset: the file's stem or the id's last part; the whole spec where two are equal."""
     repeated = sorted({spec for spec in specs if specs.count(spec) > 1})
     if repeated:
-        raise DataError(f"{', '.join(repeated)}: listed twice; list it once (data.prompt_probs weighs datasets)")
+        raise DataError(
+            f"{', '.join(repeated)}: listed twice; list it once (data.prompt_probs, or data.probs, weighs datasets)"
+        )
     short = [_short_name(spec) for spec in specs]
     return [name if short.count(name) == 1 else spec for name, spec in zip(short, specs, strict=True)]
 

@@ -9,12 +9,15 @@ The ids made here are the ids that are trained on: text is never tokenised again
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DataError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rlhf_core.config.model import DataConfig
     from rlhf_core.data.tokenizer import Tokenizer
 
@@ -62,36 +65,77 @@ def render(
 def plain_token_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     """Token ids of ``text``: one BOS where the tokenizer adds one and the text has none yet; never an EOS behind it."""
     token_ids = list(tokenizer.encode(text, add_special_tokens=False))
+    return [*missing_bos(token_ids, tokenizer), *token_ids]
+
+
+def missing_bos(token_ids: list[int], tokenizer: Tokenizer) -> list[int]:
+    """The BOS to put before ``token_ids``; nothing where they have one, or the tokenizer adds none."""
     bos = tokenizer.bos_token_id
     if bos is None or token_ids[:1] == [bos] or tokenizer.encode("a")[:1] != [bos]:
-        return token_ids
-    return [bos, *token_ids]
+        return []
+    return [bos]
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A chat template at work on one row."""
+
+    tokenizer: Tokenizer
+    template: str | None  # None: the tokenizer's own
+    tools: list[Any] | None
+    place: str  # the row, for messages
+
+    def text(self, messages: Messages, *, generation_prompt: bool) -> str:
+        """The rendered messages, with or without the header of the answer to come."""
+        with self._refusals(generation_prompt):
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, **self._options(generation_prompt))
+            return text
+
+    def token_ids(self, messages: Messages, *, generation_prompt: bool) -> list[int]:
+        """The same as token ids."""
+        with self._refusals(generation_prompt):
+            return list(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=True, return_dict=False, **self._options(generation_prompt)
+                )
+            )
+
+    def _options(self, generation_prompt: bool) -> dict[str, Any]:
+        return {
+            "tools": self.tools,
+            "chat_template": self.template,
+            "add_generation_prompt": generation_prompt,
+        }
+
+    @contextlib.contextmanager
+    def _refusals(self, generation_prompt: bool) -> Iterator[None]:
+        from jinja2 import TemplateError
+
+        try:
+            yield
+        except (TemplateError, TypeError, ValueError) as error:
+            noun = "prompt" if generation_prompt else "conversation"
+            raise DataError(
+                f"{self.place}: the chat template refuses the {noun}: {error}; repair its messages, or set "
+                "data.tokenizer_chat_template"
+            ) from error
+
+
+def as_messages(prompt: str | Messages, system_prompt: str | None) -> Messages:
+    """A prompt of text as a user turn behind the system prompt; messages as they are."""
+    if not isinstance(prompt, str):
+        return prompt
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    return [*system, {"role": "user", "content": prompt}]
 
 
 def _render_chat(
     content: str | Messages, tools: list[Any] | None, data: DataConfig, tokenizer: Tokenizer, place: str
 ) -> RenderedPrompt:
-    from jinja2 import TemplateError
-
-    messages = _conversation(content, data.system_prompt)
-    options: dict[str, Any] = {
-        "tools": tools,
-        "chat_template": data.tokenizer_chat_template,
-        "add_generation_prompt": True,
-    }
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        token_ids = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **options)
-    except (TemplateError, TypeError, ValueError) as error:
-        raise DataError(
-            f"{place}: the chat template refuses the prompt: {error}; repair its messages, or set "
-            "data.tokenizer_chat_template"
-        ) from error
-    return RenderedPrompt(text, list(token_ids), None if isinstance(content, str) else content)
-
-
-def _conversation(content: str | Messages, system_prompt: str | None) -> Messages:
-    if not isinstance(content, str):
-        return content
-    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
-    return [*system, {"role": "user", "content": content}]
+    chat = Chat(tokenizer, data.tokenizer_chat_template, tools, place)
+    messages = as_messages(content, data.system_prompt)
+    return RenderedPrompt(
+        text=chat.text(messages, generation_prompt=True),
+        token_ids=chat.token_ids(messages, generation_prompt=True),
+        messages=None if isinstance(content, str) else content,
+    )

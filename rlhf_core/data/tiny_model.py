@@ -18,6 +18,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.config.model_spec import is_run_model
+from rlhf_core.data.model_reference import PinnedModel, fetch
 from rlhf_core.errors import ConfigError
 
 BUILTIN = re.compile(r"builtin:tiny(\?seed=(?P<seed>\d+))?")
@@ -34,23 +36,31 @@ CHAT_TEMPLATE = (
 )
 
 
-def resolve_model(name: str, cache_dir: Path | str | None = None) -> str:
-    """The folder of ``builtin:tiny`` or ``builtin:tiny?seed=3``, made at first use; any other name unchanged.
+def resolve_model(model: str | PinnedModel, cache_dir: Path | str | None = None) -> str:
+    """What transformers and vLLM load: a folder of this machine, or the name unchanged.
+
+    ``builtin:tiny`` and ``builtin:tiny?seed=3`` are made at first use, the model of a pinned checkpoint is fetched.
 
     Args:
-        name: ``actor.model_name_or_path``.
-        cache_dir: Where built-in models are kept; default: ``$RLHF_HOME/models``, or ``.rlhf/models`` here.
+        model: A name, such as ``actor.model_name_or_path``; or what ``pin`` made of one.
+        cache_dir: Where such models are kept; default: ``$RLHF_HOME/models``, or ``.rlhf/models`` here.
 
     Raises:
-        ConfigError: There is no such built-in model.
+        ConfigError: There is no such built-in model; a ``run:`` name is not pinned, or its checkpoint is gone.
+        CorruptShardError: A file of the checkpoint is damaged.
     """
+    folder = Path(cache_dir) if cache_dir is not None else Path(os.environ.get("RLHF_HOME", ".rlhf")) / "models"
+    if isinstance(model, PinnedModel) and model.checkpoint is not None:
+        return str(fetch(model.checkpoint, folder).resolve())
+    name = model.spec if isinstance(model, PinnedModel) else model
+    if is_run_model(name):
+        raise ConfigError(f"{name!r} means another checkpoint from one day to the next: pin() it, and hand that over")
     if not name.startswith("builtin:"):
         return name
     match = BUILTIN.fullmatch(name)
     if match is None:
         raise ConfigError(f"there is no built-in model {name!r}: use 'builtin:tiny' or 'builtin:tiny?seed=3'")
     seed = int(match["seed"] or 0)
-    folder = Path(cache_dir) if cache_dir is not None else Path(os.environ.get("RLHF_HOME", ".rlhf")) / "models"
     return str(make_tiny_model(folder / f"tiny-{FORMAT}-seed{seed}", seed).resolve())
 
 

@@ -17,6 +17,15 @@ class Tokenizer(Protocol):
 
     bos_token_id: int | None
     eos_token_id: int | None
+    eos_token: str | None
+    is_fast: bool  # True: it knows which characters each token stands for
+    all_special_ids: list[int]
+    added_tokens_decoder: dict[int, Any]  # id -> token with a flag ``special``
+    special_tokens_map: dict[str, Any]
+
+    def __call__(self, text: str, **options: Any) -> Any:
+        """Text to token ids and more."""
+        ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Text to token ids."""
@@ -28,6 +37,10 @@ class Tokenizer(Protocol):
 
     def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
         """Chat messages to text or token ids."""
+        ...
+
+    def get_chat_template(self, chat_template: str | None = None, tools: list[Any] | None = None) -> str:
+        """The template that ``apply_chat_template`` would use."""
         ...
 
 

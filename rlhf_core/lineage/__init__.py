@@ -2,9 +2,10 @@
 
 from rlhf_core.lineage.environment import code_revision, package_versions
 from rlhf_core.lineage.names import metric_name
-from rlhf_core.lineage.tracker import CheckpointRecord, DatasetRecord, NoTracker, Tracker, make_tracker
+from rlhf_core.lineage.tracker import BestRecord, CheckpointRecord, DatasetRecord, NoTracker, Tracker, make_tracker
 
 __all__ = [
+    "BestRecord",
     "CheckpointRecord",
     "DatasetRecord",
     "NoTracker",

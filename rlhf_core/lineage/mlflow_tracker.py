@@ -1,11 +1,13 @@
 """MLflow: one run per training run, trajectories as dataset inputs, checkpoints as logged models.
 
 One MLflow run is found or made by its tag ``rlhf.run_id``; ``rlhf.logged_iterations`` says how far it has been told, so that
-iterations which could not be told while the server was away follow later, and none is told twice.
+iterations which could not be told while the server was away follow later, and none is told twice. The model of the best
+checkpoint has the tag ``best``, and the run says which it is.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +38,11 @@ from rlhf_core.lineage.names import metric_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from rlhf_core.lineage.tracker import CheckpointRecord, DatasetRecord
+    from rlhf_core.lineage.tracker import BestRecord, CheckpointRecord, DatasetRecord
 
 RUN_TAG = "rlhf.run_id"
 LOGGED_TAG = "rlhf.logged_iterations"
+BEST_TAG = "best"
 MAX_DIGEST = 36  # characters MLflow keeps of a dataset's digest
 MAX_PARAM = 6000  # characters MLflow keeps of a parameter
 MAX_PARAMS = 100  # parameters of one request
@@ -59,6 +62,7 @@ class MlflowTracker:
         self._client = MlflowClient(tracking_uri=uri)
         self._run_id: str | None = None
         self._experiment_id = ""
+        self._best: BestRecord | None = None  # told by this process
 
     def start(self, run_id: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin, or find, the MLflow run of ``run_id``."""
@@ -106,9 +110,7 @@ class MlflowTracker:
     def log_checkpoint(self, record: CheckpointRecord) -> None:
         """A logged model that names where it lies, its parent and the shards it came from."""
         try:
-            known = self._client.search_logged_models(
-                [self._experiment_id], f"name = '{record.name}' AND source_run_id = '{self._run}'", max_results=1
-            )
+            known = self._models(f"name = '{record.name}'")
             if known and known[0].status is LoggedModelStatus.READY:
                 return
             model = known[0] if known else self._create_model(record)
@@ -124,6 +126,22 @@ class MlflowTracker:
             self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
         except MlflowException as error:
             raise self._away(f"checkpoint {record.version}", error) from error
+
+    def log_best(self, record: BestRecord) -> None:
+        """The tag ``best`` on its model alone; version, metric and value as tags of the run."""
+        if record == self._best:
+            return
+        try:
+            for model in self._models(f"tags.{BEST_TAG} = 'true'"):
+                if model.name != record.name:
+                    self._client.delete_logged_model_tag(model.model_id, BEST_TAG)
+            for model in self._models(f"name = '{record.name}'"):
+                self._client.set_logged_model_tags(model.model_id, {BEST_TAG: "true"})
+            for name, value in (("version", record.version), ("metric", record.metric), ("value", record.value)):
+                self._client.set_tag(self._run, f"rlhf.best_{name}", str(value))
+        except MlflowException as error:
+            raise self._away(f"best version {record.version}", error) from error
+        self._best = record
 
     def finish(self, succeeded: bool) -> None:
         """Close the MLflow run."""
@@ -145,6 +163,13 @@ class MlflowTracker:
         if self._run_id is None:
             raise TrackerError("the MLflow run is not started: call start() first")
         return self._run_id
+
+    def _models(self, condition: str) -> Sequence[LoggedModel]:
+        """The models of this run that fulfil a condition."""
+        found: Sequence[LoggedModel] = self._client.search_logged_models(
+            [self._experiment_id], f"{condition} AND source_run_id = '{self._run}'"
+        )
+        return found
 
     def _experiment_for(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -174,6 +199,7 @@ class MlflowTracker:
                 "uri": record.uri,
                 "policy_version": str(record.version),
                 "parent": record.parent,
+                "parents": json.dumps(dict(record.parents), sort_keys=True),
                 "weight_digest": record.digest,
             },
             tags={

@@ -31,9 +31,20 @@ class CheckpointRecord:
     uri: str
     digest: str  # of the weights
     parent: str  # what training started from
+    parents: Mapping[str, str]  # every model of the run by role: its name, or the URL of another run's checkpoint
     manifests: Sequence[str]  # URIs of the trajectory manifests it was trained on
     metrics: Mapping[str, float]  # of its evaluation, where there is one
     ended_at: float  # of the evaluation, or of the checkpoint without one; unix seconds
+
+
+@dataclass(frozen=True, slots=True)
+class BestRecord:
+    """Which of the run's checkpoints is the best."""
+
+    name: str  # of its CheckpointRecord
+    version: int
+    metric: str
+    value: float
 
 
 class Tracker(Protocol):
@@ -59,6 +70,10 @@ class Tracker(Protocol):
 
     def log_checkpoint(self, record: CheckpointRecord) -> None:
         """Tell a checkpoint."""
+        ...
+
+    def log_best(self, record: BestRecord) -> None:
+        """Mark the best checkpoint; the one that was it before is not any more."""
         ...
 
     def finish(self, succeeded: bool) -> None:
@@ -92,6 +107,9 @@ class NoTracker:
         """Nothing."""
 
     def log_checkpoint(self, record: CheckpointRecord) -> None:
+        """Nothing."""
+
+    def log_best(self, record: BestRecord) -> None:
         """Nothing."""
 
     def finish(self, succeeded: bool) -> None:

@@ -4,6 +4,7 @@ from rlhf_core.records.experience import Experience
 from rlhf_core.records.generation import Generate, GenerateRequest, Generation, SamplingParams
 from rlhf_core.records.prompt import Prompt, PromptCursor
 from rlhf_core.records.reward import RewardRequest, RewardResult, RewardStatus
+from rlhf_core.records.rounds import Draw, KeptGroup, Round
 from rlhf_core.records.stage import Ledger, Part, Stage, StageManifest, StageRef
 from rlhf_core.records.trajectory import (
     ActionRange,
@@ -17,11 +18,13 @@ from rlhf_core.records.trajectory import (
 
 __all__ = [
     "ActionRange",
+    "Draw",
     "Experience",
     "Generate",
     "GenerateRequest",
     "Generation",
     "ImageRef",
+    "KeptGroup",
     "Ledger",
     "Part",
     "Prompt",
@@ -29,6 +32,7 @@ __all__ = [
     "RewardRequest",
     "RewardResult",
     "RewardStatus",
+    "Round",
     "SamplingParams",
     "Stage",
     "StageManifest",

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class RewardStatus(StrEnum):
@@ -17,9 +21,9 @@ class RewardStatus(StrEnum):
     SKIPPED = "skipped"  # the sample failed before it could be scored
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class RewardRequest:
-    """One sample to score."""
+    """One sample to score. Functions and servers read its text; a trained reward model may read its tokens."""
 
     query: str  # prompt + answer
     prompt: str
@@ -28,6 +32,8 @@ class RewardRequest:
     group_id: str
     sample_index: int
     datasource: str
+    token_ids: NDArray[np.int32] | None = None  # [T] prompt and answer, as the engine saw and said them
+    messages: list[dict[str, Any]] | None = None  # the prompt as chat messages, where it is known as such
 
 
 @dataclass(frozen=True, slots=True)

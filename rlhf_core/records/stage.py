@@ -29,18 +29,35 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Where each drawn prompt went. The law: ``drawn == trained + filtered + failed + buffered``."""
+    """Where each prompt of an iteration went. The law::
+
+        drawn + carried == trained + filtered + failed + buffered
+
+    Over a whole run nothing is carried in, so there it reads ``drawn == trained + filtered + failed + buffered``.
+    """
 
     drawn: int = 0
+    carried: int = 0  # kept by earlier iterations, and not trained by them
     trained: int = 0
     filtered: int = 0
     failed: int = 0
-    buffered: int = 0
+    buffered: int = 0  # kept, and left to later iterations
 
     @property
     def balanced(self) -> bool:
         """True if no prompt is lost or counted twice."""
-        return self.drawn == self.trained + self.filtered + self.failed + self.buffered
+        return self.drawn + self.carried == self.trained + self.filtered + self.failed + self.buffered
+
+    def then(self, later: Ledger) -> Ledger:
+        """This iteration (or all up to it) and the next one, as one."""
+        return Ledger(
+            drawn=self.drawn + later.drawn,
+            carried=self.carried,
+            trained=self.trained + later.trained,
+            filtered=self.filtered + later.filtered,
+            failed=self.failed + later.failed,
+            buffered=later.buffered,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,12 @@ class StageManifest:
     policy_version: int
     inputs: dict[str, str] = field(default_factory=dict)  # stage -> sha256 of the manifest this one was made from
     body: dict[str, Any] = field(default_factory=dict)  # what only this stage has: cursor, ledger, metrics, digest
+
+    @property
+    def selected(self) -> frozenset[str] | None:
+        """The groups of a rollout that are trained; the others in its parts are not of this batch. None: all are."""
+        listed = self.body.get("selected")
+        return None if listed is None else frozenset(group["group_id"] for group in listed)
 
     def to_json(self) -> dict[str, Any]:
         """A plain JSON object."""

@@ -1,4 +1,4 @@
-"""From whatever a reward function answered to one typed row per sample. Runs in the worker.
+"""From whatever a reward function or server answered to one typed row per sample. A function's in its worker.
 
 =====================================  ==========================================================================
 the answer                             each of its samples gets
@@ -26,9 +26,21 @@ DROPPED_LOGS = "dropped_logs"
 MAX_SHOWN = 60  # characters of an offending value in a message
 
 
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """Who answered, for messages."""
+
+    name: str
+    one_at_a_time: str  # the setting for one that looks at a single sample
+
+
+FUNCTION = Speaker("the reward function", "reward.batch_size=1")
+SERVER = Speaker("the reward server", "reward.remote_batch_size=1")
+
+
 @dataclass(slots=True)
 class Row:
-    """What a function said about one sample. ``error`` is set exactly if ``reward`` is not."""
+    """What was said about one sample. ``error`` is set exactly if ``reward`` is not."""
 
     reward: float | None = None
     score: float | None = None
@@ -40,40 +52,39 @@ class _BadAnswerError(ValueError):
     """The message says what was answered, for the row that has it."""
 
 
-def to_rows(answer: Any, num_samples: int) -> list[Row]:
+def to_rows(answer: Any, num_samples: int, speaker: Speaker = FUNCTION) -> list[Row]:
     """One row per sample of the call."""
     fields = answer if isinstance(answer, Mapping) else {"rewards": answer}
     try:
-        rewards = _column(fields, "rewards", num_samples)
-        scores = _column(fields, "scores", num_samples) if fields.get("scores") is not None else [None] * num_samples
+        rewards = _column(fields, "rewards", num_samples, speaker)
+        given = fields.get("scores") is not None
+        scores = _column(fields, "scores", num_samples, speaker) if given else [None] * num_samples
     except _BadAnswerError as error:
         return [Row(error=str(error)) for _ in range(num_samples)]
-    rows = [_row(reward, score) for reward, score in zip(rewards, scores, strict=True)]
+    rows = [_row(reward, score, speaker) for reward, score in zip(rewards, scores, strict=True)]
     _add_logs(rows, fields.get("extra_logs"))
     return rows
 
 
-def _row(reward: Any, score: Any) -> Row:
+def _row(reward: Any, score: Any, speaker: Speaker) -> Row:
     try:
         return Row(reward=_number(reward), score=None if score is None else _number(score))
     except _BadAnswerError as error:
-        return Row(error=f"the reward function answered {error} for this sample: it must answer a finite number")
+        return Row(error=f"{speaker.name} answered {error} for this sample: it must answer a finite number")
 
 
-def _column(fields: Mapping[Any, Any], key: str, num_samples: int) -> list[Any]:
+def _column(fields: Mapping[Any, Any], key: str, num_samples: int, speaker: Speaker) -> list[Any]:
     if key not in fields:
-        raise _BadAnswerError(
-            f"the reward function answered a dict without {key!r}; its keys are {_shown(list(fields))}"
-        )
+        raise _BadAnswerError(f"{speaker.name} answered a dict without {key!r}; its keys are {_shown(list(fields))}")
     values = _plain(fields[key])
     if isinstance(values, int | float) and num_samples == 1:
         return [values]
-    remedy = f"answer a list of {num_samples}, or set reward.batch_size=1 if the function looks at one sample only"
+    remedy = f"answer a list of {num_samples}, or set {speaker.one_at_a_time} if it looks at one sample only"
     if not isinstance(values, list | tuple):
         shown = _shown(values)
-        raise _BadAnswerError(f"the reward function answered {shown} as {key} of {num_samples} samples: {remedy}")
+        raise _BadAnswerError(f"{speaker.name} answered {shown} as {key} of {num_samples} samples: {remedy}")
     if len(values) != num_samples:
-        raise _BadAnswerError(f"the reward function answered {len(values)} {key} for {num_samples} samples: {remedy}")
+        raise _BadAnswerError(f"{speaker.name} answered {len(values)} {key} for {num_samples} samples: {remedy}")
     return list(values)
 
 

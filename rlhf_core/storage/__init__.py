@@ -3,17 +3,22 @@
 The only place with pyarrow.
 """
 
-from rlhf_core.storage.checkpoints import CheckpointStore, FileEntry
+from rlhf_core.storage.best import Best, best_after, best_pointer, stored_best
+from rlhf_core.storage.checkpoints import CheckpointStore, FileEntry, Held
 from rlhf_core.storage.lease import Lease, LeaseRecord, acquire, holder
 from rlhf_core.storage.lease_owner import LeaseOwner
 from rlhf_core.storage.object_store import ObjectStore
 from rlhf_core.storage.query import trajectories
+from rlhf_core.storage.rotation import Keep, rotate, surplus
 from rlhf_core.storage.run_store import RunStore
 from rlhf_core.storage.shards import RewardRow
 
 __all__ = [
+    "Best",
     "CheckpointStore",
     "FileEntry",
+    "Held",
+    "Keep",
     "Lease",
     "LeaseOwner",
     "LeaseRecord",
@@ -21,6 +26,11 @@ __all__ = [
     "RewardRow",
     "RunStore",
     "acquire",
+    "best_after",
+    "best_pointer",
     "holder",
+    "rotate",
+    "stored_best",
+    "surplus",
     "trajectories",
 ]

@@ -7,7 +7,8 @@
     rank n ─ add_files ─┘
 
 A crash before ``commit`` leaves files that no reader looks at. A checkpoint one of whose files is missing or short is
-passed over, with a warning that says what is missing, and the one before it is used.
+passed over, with a warning that says what is missing, and the one before it is used. ``delete`` goes the other way round:
+checkpoint.json first.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ logger = get_logger(__name__)
 
 MARKER = "checkpoint.json"
 TRANSFERS = 8  # files under way at once; each is itself sent in parallel parts where it is large
+_CHECKPOINTS = "checkpoints"
 _FILES = "files"
 _VERSION_NAME = re.compile(r"v(\d{8,})")
 
@@ -46,11 +48,24 @@ class FileEntry:
     sha256: str
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is stored of one version."""
+
+    version: int
+    bytes: int
+    complete: bool
+
+
 @dataclass(frozen=True)
 class CheckpointStore:
     """The checkpoints of a run, by policy version. Pickles; any rank may hold one."""
 
     run_store: RunStore
+
+    def url(self, version: int) -> str:
+        """Where the checkpoint of a version lies, or would."""
+        return self.run_store.url_of(_folder(version))
 
     def add_files(self, version: int, local_dir: Path, prefix: str = "") -> list[FileEntry]:
         """Upload every file below ``local_dir``; nothing is visible until ``commit``.
@@ -67,9 +82,7 @@ class CheckpointStore:
             ConflictError: the checkpoint is complete already.
         """
         if self.run_store.objects.exists(_path(version, MARKER)):
-            raise ConflictError(
-                f"{self.run_store.url_of(_folder(version))} is complete already: its files never change"
-            )
+            raise ConflictError(f"{self.url(version)} is complete already: its files never change")
         local_dir = Path(local_dir)
         files = sorted(path for path in local_dir.rglob("*") if path.is_file())
 
@@ -96,7 +109,7 @@ class CheckpointStore:
         marker = _path(version, MARKER)
         absent = _absent(files, self._sizes(version))
         if absent:
-            raise StorageError(f"{self.run_store.url_of(_folder(version))} cannot be completed: {absent}")
+            raise StorageError(f"{self.url(version)} cannot be completed: {absent}")
         listed = [asdict(entry) for entry in sorted(files, key=lambda entry: entry.path)]
         document = encode_document({**body, _FILES: listed}, self.run_store.url_of(marker))
         self.run_store.objects.put_once(marker, document)
@@ -128,12 +141,37 @@ class CheckpointStore:
         """The versions that have a checkpoint.json, ascending."""
         return [version for version in self._begun() if self.run_store.objects.exists(_path(version, MARKER))]
 
+    def held(self) -> list[Held]:
+        """Every version of which anything is stored, ascending: complete ones, and what a crash left of others."""
+        sizes: dict[int, dict[str, int]] = {version: {} for version in self._begun()}
+        for path, size in self.run_store.objects.sizes(_CHECKPOINTS).items():
+            folder, _, name = path.removeprefix(f"{_CHECKPOINTS}/").partition("/")
+            if match := _VERSION_NAME.fullmatch(folder):
+                sizes.setdefault(int(match[1]), {})[name] = size
+        return [
+            Held(version, sum(found.values()), self._is_complete(version, found))
+            for version, found in sorted(sizes.items())
+        ]
+
+    def delete(self, version: int) -> None:
+        """Remove what is stored of a version, complete or not.
+
+        checkpoint.json goes first: what a crash in the middle leaves is never taken for a checkpoint.
+        """
+        objects = self.run_store.objects
+        objects.delete(_path(version, MARKER))
+        _in_parallel(objects.delete, objects.list(_folder(version)))
+        objects.remove_folder(_folder(version))
+
     def files(self, version: int, prefix: str = "") -> list[FileEntry]:
         """The files of a complete checkpoint below ``prefix``; ``CorruptShardError`` if it is not complete."""
         return _entries(self._complete_body(version), prefix)
 
-    def download(self, version: int, local_dir: Path, prefix: str = "") -> None:
+    def download(self, version: int, local_dir: Path, prefix: str = "", *, link: bool = False) -> None:
         """Copy the files below ``prefix`` into ``local_dir``, without the prefix, and verify each.
+
+        With ``link`` a store on the same disk shares its files' blocks: they may be deleted afterwards, here or there, but
+        never changed in place.
 
         Raises:
             CorruptShardError: a file is missing or is not the one recorded. It names the object.
@@ -141,7 +179,7 @@ class CheckpointStore:
 
         def fetch(entry: FileEntry) -> None:
             local = Path(local_dir) / entry.path.removeprefix(prefix).lstrip("/")
-            self.run_store.objects.get_file(_path(version, entry.path), local)
+            self.run_store.objects.get_file(_path(version, entry.path), local, link=link)
             self._verify(version, entry, local)
 
         _in_parallel(fetch, self.files(version, prefix))
@@ -167,15 +205,23 @@ class CheckpointStore:
 
     def _begun(self) -> list[int]:
         """Every version that has a folder, complete or not, ascending."""
-        found = (_VERSION_NAME.fullmatch(name) for name in self.run_store.objects.children("checkpoints"))
+        found = (_VERSION_NAME.fullmatch(name) for name in self.run_store.objects.children(_CHECKPOINTS))
         return sorted(int(match[1]) for match in found if match)
 
-    def _complete_body(self, version: int) -> dict[str, Any]:
-        url = self.run_store.url_of(_folder(version))
+    def _is_complete(self, version: int, sizes: dict[str, int]) -> bool:
+        try:
+            self._complete_body(version, sizes)
+        except CorruptShardError:
+            return False
+        return True
+
+    def _complete_body(self, version: int, sizes: dict[str, int] | None = None) -> dict[str, Any]:
+        """``sizes``: bytes of each file by its path below the checkpoint's folder; default: looked up."""
+        url = self.url(version)
         body = self.get(version)
         if body is None:
             raise CorruptShardError(f"{url} is incomplete: {MARKER} is missing")
-        absent = _absent(_entries(body), self._sizes(version))
+        absent = _absent(_entries(body), self._sizes(version) if sizes is None else sizes)
         if absent:
             raise CorruptShardError(f"{url} is incomplete: {absent}")
         return body
@@ -193,7 +239,7 @@ class CheckpointStore:
 
 
 def _folder(version: int) -> str:
-    return f"checkpoints/{version_name(version)}"
+    return f"{_CHECKPOINTS}/{version_name(version)}"
 
 
 def _path(version: int, name: str) -> str:

@@ -81,13 +81,19 @@ class LocalBackend:
             _sync(temporary)
             temporary.replace(self.path(name))
 
-    def get_file(self, name: str, local: Path) -> None:
-        """Copy the object to ``local``."""
-        shutil.copyfile(self.path(name), local)
+    def get_file(self, name: str, local: Path, *, link: bool) -> None:
+        """Copy the object to ``local``; ``link``: share its disk blocks where the disk allows."""
+        if not (link and _linked(self.path(name), local)):
+            shutil.copyfile(self.path(name), local)
 
     def delete(self, name: str) -> None:
         """Remove the object. Its folder stays: another writer may be about to use it."""
         self.path(name).unlink(missing_ok=True)
+
+    def remove_folder(self, name: str) -> None:
+        """Remove the folder and all that is left in it, temporaries too."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.path(name))
 
     @contextmanager
     def _temporary(self, name: str) -> Iterator[Path]:

@@ -116,6 +116,14 @@ class ObjectStore:
         with self._named("delete", path):
             self._backend.delete(_checked(path))
 
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder and all that is left in it, by many acts in no order; an absent one is no error.
+
+        Also what no listing shows: empty folders, and what a writer that died left half written.
+        """
+        with self._named("remove_folder", path):
+            self._backend.remove_folder(_checked(path))
+
     def put_file(self, local: Path, path: str, *, link: bool = False) -> None:
         """Write or replace the object with the contents of a local file, streamed.
 
@@ -128,14 +136,21 @@ class ObjectStore:
         with self._named("put_file", path):
             self._backend.put_file(Path(local), _checked(path), link=link)
 
-    def get_file(self, path: str, local: Path) -> None:
-        """Copy the object to a local file, streamed; the file appears whole or not at all."""
+    def get_file(self, path: str, local: Path, *, link: bool = False) -> None:
+        """Copy the object to a local file, streamed; the file appears whole or not at all.
+
+        Args:
+            path: The object.
+            local: The file.
+            link: From a store on the same disk, share the object's blocks and write nothing twice. The file must then
+                never be changed in place; it may be deleted, and outlives the object.
+        """
         local = Path(local)
         temporary = local.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
         with self._named("get_file", path):
             local.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._backend.get_file(_checked(path), temporary)
+                self._backend.get_file(_checked(path), temporary, link=link)
                 temporary.replace(local)
             finally:
                 with suppress(FileNotFoundError):

@@ -6,7 +6,7 @@
                                                                     ├─ (group, sample) ─▶ where ─▶ limit ─▶ pa.Table
     reward parts ───────────────────────────────────────────────────┘
 
-Only what a manifest names is looked at, one iteration at a time, so a long run needs no more memory than its largest
+Only groups that a manifest names are looked at, one iteration at a time, so a long run needs no more memory than its largest
 iteration; once ``limit`` rows are found, nothing more is read.
 """
 
@@ -72,12 +72,17 @@ def _tables(run_store: RunStore, iteration: int | None, columns: list[str]) -> I
             continue
         rewards = _rewards(run_store, number) if _REWARDED & set(columns) else None
         for part in rollout[0].parts:
-            yield _readable(run_store, part, rewards, columns)
+            yield _readable(run_store, part, rewards, columns, rollout[0].selected)
 
 
-def _readable(run_store: RunStore, part: Part, rewards: pa.Table | None, columns: list[str]) -> pa.Table:
+def _readable(
+    run_store: RunStore, part: Part, rewards: pa.Table | None, columns: list[str], selected: frozenset[str] | None
+) -> pa.Table:
+    """``selected``: the groups of the batch, where the part also holds others."""
     sources = {source for name in columns for source in COLUMNS[name].sources} | set(_KEY)
     raw = _decoded(run_store, part, schema.TRAJECTORY, [name for name in schema.TRAJECTORY.names if name in sources])
+    if selected is not None:
+        raw = raw.filter(pc.is_in(raw["group_id"], pa.array(sorted(selected), pa.string())))
     raw = raw.combine_chunks()
     joined = _joined(raw, rewards)
     return pa.table({name: pa.chunked_array([COLUMNS[name].make(joined)], COLUMNS[name].kind) for name in columns})

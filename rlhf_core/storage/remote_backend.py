@@ -18,6 +18,7 @@ import itertools
 import random
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -116,8 +117,9 @@ class RemoteBackend:
         volume = local.stat().st_size
         self._act("put_file", name, self._fs.put_file, str(local), self._full(name), volume=volume)
 
-    def get_file(self, name: str, local: Path) -> None:
+    def get_file(self, name: str, local: Path, *, link: bool) -> None:
         """Copy the object to ``local``, one ranged read at a time."""
+        del link  # nothing is shared with another machine
         size = self.size(name)
         with local.open("wb") as file:
             for start in range(0, size, DOWNLOAD_CHUNK):
@@ -133,6 +135,11 @@ class RemoteBackend:
             self._act("delete", name, self._fs.rm_file, self._full(name))
         except FileNotFoundError:
             return
+
+    def remove_folder(self, name: str) -> None:
+        """Remove the folder and all that is left in it. In an object store nothing is: folders are parts of names there."""
+        with suppress(FileNotFoundError):
+            self._act("remove_folder", name, self._fs.rm, self._full(name), recursive=True)
 
     def _create(self, path: str, data: bytes, **kwargs: Any) -> None:
         try:

@@ -7,6 +7,7 @@
       iterations/00000012/rollout/….arrow      parts: visible whole, and only counted once a manifest names them
       iterations/00000012/rollout.json         the manifest: written once and last; it *is* the stage's completion
       iterations/00000012/update.json          the same for the update, which has no parts
+      iterations/00000012/rounds/00.json       what a round made of its groups, where a batch is filled in rounds
       checkpoints/v00000012/…                  checkpoints.CheckpointStore
       eval/v00000012.json, eval/v00000012/….arrow
       lease/00000007.json                      lease.Lease
@@ -23,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError, StorageError
-from rlhf_core.records import Part, Stage, StageManifest, StageRef
+from rlhf_core.records import Part, Round, Stage, StageManifest, StageRef
 from rlhf_core.storage import shards
 from rlhf_core.storage.digest import sha256_of
 from rlhf_core.storage.documents import decode_document, encode_document
@@ -31,7 +32,7 @@ from rlhf_core.storage.object_store import ObjectStore
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from rlhf_core.records import Experience, Trajectory
     from rlhf_core.storage.shards import RewardRow
@@ -101,13 +102,14 @@ class RunStore:
         data = shards.encode_experience(rows)
         return self._publish(_stage_folder(iteration, Stage.EXPERIENCE), data, len(rows), _tokens_of(rows))
 
-    def published_parts(self, iteration: int, stage: Stage) -> list[Part]:
+    def published_parts(self, iteration: int, stage: Stage, without: Collection[str] = ()) -> list[Part]:
         """Every whole part of the stage, named by a manifest or not: what an earlier attempt left.
 
         Each is read and hashed. A damaged one is left out with a warning: its rows are made again, under another name
-        or over it.
+        or over it. So are, unread, those at the paths ``without``.
         """
-        parts = [_part_from_name(path) for path in self.objects.list(_stage_folder(iteration, stage))]
+        paths = [path for path in self.objects.list(_stage_folder(iteration, stage)) if path not in without]
+        parts = [_part_from_name(path) for path in paths]
         return [part for part in parts if part is not None and self._is_whole(part)]
 
     def read_trajectories(self, parts: Sequence[Part]) -> list[Trajectory]:
@@ -213,6 +215,43 @@ class RunStore:
         """Every iteration whose update is complete, ascending."""
         return [i for i in self.iterations() if self.objects.exists(_manifest_path(i, Stage.UPDATE))]
 
+    # --- rounds
+
+    def record_round(self, played: Round) -> Round:
+        """Record a round of an iteration, once; returns what is recorded: the first writer's."""
+        path = _round_path(played.iteration, played.number)
+        try:
+            self._create_document(path, played.to_json())
+        except ConflictError:
+            logger.warning("%s was recorded already: the first round stays", self.url_of(path))
+        return self.round(played.iteration, played.number)
+
+    def rounds(self, iteration: int) -> list[Round]:
+        """The recorded rounds of an iteration, in order."""
+        count = len(self.objects.children(f"{_iteration_folder(iteration)}/rounds"))
+        return [self.round(iteration, number) for number in range(count)]
+
+    def round(self, iteration: int, number: int) -> Round:
+        """A recorded round.
+
+        Raises:
+            CorruptShardError: it is missing or damaged, or belongs elsewhere.
+        """
+        path = _round_path(iteration, number)
+        url = self.url_of(path)
+        body = self._document(path)
+        if body is None:
+            raise CorruptShardError(f"{url} is missing: the log of the run needs it")
+        try:
+            found = Round.from_json(body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptShardError(f"{url} is no round: {error!r}") from error
+        if (found.iteration, found.number) != (iteration, number):
+            raise CorruptShardError(
+                f"{url} is round {found.number} of iteration {found.iteration}: it does not belong there"
+            )
+        return found
+
     # --- evaluation
 
     def publish_eval_trajectories(self, version: int, rows: Sequence[Trajectory]) -> Part:
@@ -284,7 +323,14 @@ class RunStore:
         paths = [part.path for part in manifest.parts]
         if len(set(paths)) < len(paths):
             raise StorageError(f"{url}: a part is named twice: {sorted(p for p in set(paths) if paths.count(p) > 1)}")
-        present = self.objects.sizes(_stage_folder(manifest.iteration, manifest.stage)) if paths else {}
+        # Groups that waited lie in the folder of the iteration that sampled them.
+        folders = sorted({part.path.rpartition("/")[0] for part in manifest.parts})
+        for folder in folders:
+            if not _may_name(manifest, folder):
+                raise StorageError(
+                    f"{url}: a part lies in {folder}: a manifest names parts of its own stage, of its or an earlier iteration"
+                )
+        present = {path: size for folder in folders for path, size in self.objects.sizes(folder).items()}
         for part in manifest.parts:
             if present.get(part.path) != part.bytes:
                 raise StorageError(
@@ -329,6 +375,15 @@ def _iteration_folder(iteration: int) -> str:
 
 def _stage_folder(iteration: int, stage: Stage) -> str:
     return f"{_iteration_folder(iteration)}/{stage.value}"
+
+
+def _may_name(manifest: StageManifest, folder: str) -> bool:
+    found = re.fullmatch(rf"iterations/(\d{{8,}})/{manifest.stage.value}", folder)
+    return found is not None and int(found[1]) <= manifest.iteration
+
+
+def _round_path(iteration: int, number: int) -> str:
+    return f"{_iteration_folder(iteration)}/rounds/{number:02d}.json"
 
 
 def _manifest_path(iteration: int, stage: Stage) -> str:

@@ -1,10 +1,11 @@
-"""A policy's training state in a local folder, and its model as a Hugging Face folder. Every rank takes part.
+"""A model's training state in a local folder, and its model as a Hugging Face folder. Every rank takes part.
 
 ::
 
     folder/
       deepspeed/…       weights, masters and optimizer states (DeepSpeed's own files)
       rng_rank0.pt …    random states: python, numpy, torch
+      ema_rank0.pt …    the moving average, where there is one
       trainer.json      version, optimizer steps, and what the state fits to (written last)
 """
 
@@ -21,13 +22,14 @@ from torch import distributed
 from transformers import AutoTokenizer
 
 from rlhf_core.errors import TrainingError
-from rlhf_core.training.weights import named_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
+    from rlhf_core.training.moving_average import MovingAverage
     from rlhf_core.training.ranks import RankInfo
 
 STATE_FOLDER = "deepspeed"
@@ -46,18 +48,22 @@ class TrainerState:
     param_dtype: str
 
 
-def save_state(engine: Any, folder: Path, state: TrainerState, rank: RankInfo) -> None:
+def save_state(engine: Any, folder: Path, state: TrainerState, rank: RankInfo, average: MovingAverage | None) -> None:
     """Write the whole training state below ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     engine.save_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
     torch.save(_rng_state(), folder / _rng_file(rank))
+    if average is not None:
+        average.save(folder)
     distributed.barrier()
     if rank.rank == 0:
         (folder / TRAINER_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
     distributed.barrier()
 
 
-def load_state(engine: Any, folder: Path, expected: TrainerState, rank: RankInfo) -> TrainerState:
+def load_state(
+    engine: Any, folder: Path, expected: TrainerState, rank: RankInfo, average: MovingAverage | None
+) -> TrainerState:
     """Restore what ``save_state`` wrote.
 
     Raises:
@@ -75,18 +81,26 @@ def load_state(engine: Any, folder: Path, expected: TrainerState, rank: RankInfo
     loaded, _ = engine.load_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
     if loaded is None:
         raise TrainingError(f"checkpoint {folder} has no readable {STATE_FOLDER}/{TAG}: use another checkpoint")
+    if average is not None:
+        average.load(folder)
     _restore_rng(torch.load(folder / _rng_file(rank), weights_only=True))
     return state
 
 
-def export_hf(causal_lm: PreTrainedModel, tokenizer_path: str, folder: Path, rank: RankInfo) -> None:
+def export_hf(
+    hf_model: PreTrainedModel,
+    named_weights: Iterable[tuple[str, torch.Tensor]],
+    tokenizer_path: str,
+    folder: Path,
+    rank: RankInfo,
+) -> None:
     """Write model (safetensors), configuration and tokenizer as a Hugging Face folder."""
     weights = {}
-    for name, weight in named_weights(causal_lm):
+    for name, weight in named_weights:
         if rank.rank == 0:
             weights[name] = weight.cpu().clone()
     if rank.rank == 0:
-        causal_lm.save_pretrained(folder, state_dict=weights)
+        hf_model.save_pretrained(folder, state_dict=weights)
         AutoTokenizer.from_pretrained(tokenizer_path).save_pretrained(folder)
     distributed.barrier()
 

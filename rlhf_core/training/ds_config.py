@@ -1,7 +1,7 @@
 """From our configuration to DeepSpeed's.
 
 DeepSpeed's own scaling is switched off where it can be, and undone where it cannot: accumulation steps are 1 here (the
-trainer says which backward is the last), and the mean that DeepSpeed takes over ranks is undone by ``PolicyTrainer``.
+trainer says which backward is the last), and the mean that DeepSpeed takes over ranks is undone by ``EngineTrainer``.
 """
 
 from __future__ import annotations
@@ -9,58 +9,34 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from rlhf_core.config import Config
+    from rlhf_core.config.trained import DeepSpeedConfig, TrainedModelConfig
 
 BUCKET_ELEMENTS = 50_000_000  # per collective; the buffer of this size is allocated in any case
 
 
-def policy_config(config: Config, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a model that is trained."""
-    adam = config.actor.adam
+def trained_config(ds: DeepSpeedConfig, settings: TrainedModelConfig) -> dict[str, Any]:
+    """DeepSpeed's configuration of a model that is trained, by an optimizer of ``optimizers.py``."""
+    body = frozen_config(ds, settings.world_size)
+    if settings.optim == "muon":
+        body["zero_optimization"]["reduce_scatter"] = False  # it orthogonalises whole gradients
     return {
-        **_common(config, world_size),
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": adam.lr,
-                "betas": list(adam.betas),
-                "eps": adam.eps,
-                "weight_decay": adam.weight_decay,
-                "torch_adam": True,  # DeepSpeed's own compiles an op at first use
-                "fused": True,
-            },
-        },
-        "gradient_clipping": config.actor.max_norm,
-        **_gradient_types(config),
+        **body,
+        "gradient_clipping": settings.max_norm,
+        "zero_allow_untested_optimizer": True,  # Muon with AdamW, which is DeepSpeed's own
+        **_gradient_types(ds),
     }
 
 
-def frozen_config(config: Config, world_size: int) -> dict[str, Any]:
+def frozen_config(ds: DeepSpeedConfig, world_size: int) -> dict[str, Any]:
     """DeepSpeed's configuration of a model that is only asked: sharded parameters, no optimizer."""
-    return _common(config, world_size)
-
-
-def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Trainable parameters in two groups: matrices, and biases and norms, which are never decayed."""
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
-
-
-def _common(config: Config, world_size: int) -> dict[str, Any]:
-    dtype = config.ds.param_dtype
+    dtype = ds.param_dtype
     return {
         "train_batch_size": world_size,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "steps_per_print": None,
         "zero_optimization": {
-            "stage": config.ds.zero_stage,
+            "stage": ds.zero_stage,
             "reduce_bucket_size": BUCKET_ELEMENTS,
             "allgather_bucket_size": BUCKET_ELEMENTS,
         },
@@ -69,8 +45,8 @@ def _common(config: Config, world_size: int) -> dict[str, Any]:
     }
 
 
-def _gradient_types(config: Config) -> dict[str, Any]:
+def _gradient_types(ds: DeepSpeedConfig) -> dict[str, Any]:
     """Gradients are summed over micro-batches and ranks in fp32; DeepSpeed cannot do that without ZeRO."""
-    if config.ds.zero_stage == 0:
+    if ds.zero_stage == 0:
         return {}
     return {"data_types": {"grad_accum_dtype": "fp32"}, "communication_data_type": "fp32"}

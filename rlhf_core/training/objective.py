@@ -1,12 +1,12 @@
 """The number that is differentiated, for one micro-batch: a pure function of log-probs and experiences.
 
-``agg(policy loss × correction) + kl_coef × agg(KL) - entropy_coef × agg(entropy)``, where ``agg`` divides by the counts
-of the whole optimizer step: the sum over micro-batches and ranks is the loss of the step.
+``agg(policy loss × correction) + kl_coef × agg(KL) - entropy_coef × agg(entropy) + aux_loss_coef × share × balancing loss``,
+where ``agg`` divides by the counts of the whole optimizer step, and ``share`` is that of the step's rows: the sum over
+micro-batches and ranks is the loss of the step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from rlhf_core.algorithms.aggregation import aggregate
 from rlhf_core.algorithms.corrections import CorrectionInput, CorrectionOutput, correct
 from rlhf_core.algorithms.kl import kl_estimate
 from rlhf_core.algorithms.losses import LossInput, LossOutput, policy_loss_named
+from rlhf_core.training.step import LossPart, no_loss
 
 if TYPE_CHECKING:
     from rlhf_core.batching import ExperienceBatch, OptimizerStep
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Sums over action tokens, or shares of the step's loss: they add up over micro-batches and ranks.
 SUMS = (
     "policy_loss",
+    "aux_loss",
     "tokens",
     "clipped",
     "approx_kl",
@@ -38,22 +40,13 @@ SUMS = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MicroBatchLoss:
-    """What one micro-batch adds to its optimizer step."""
-
-    loss: torch.Tensor  # scalar with a graph
-    sums: torch.Tensor  # [len(SUMS)] float64, detached
-    ratio_max: torch.Tensor  # scalar, detached: the largest probability ratio
-
-
 def micro_batch_loss(
     config: Config,
     step: OptimizerStep,
     batch: ExperienceBatch,
     scores: TokenScores,
     kl_coef: float,
-) -> MicroBatchLoss:
+) -> LossPart:
     """The loss of a micro-batch and its statistics.
 
     Args:
@@ -89,21 +82,23 @@ def micro_batch_loss(
         loss = loss + kl_coef * agg(kl_BT)
     if config.actor.entropy_coef > 0:
         loss = loss - config.actor.entropy_coef * agg(entropy_BT)
-    return MicroBatchLoss(
+    aux_loss = _aux_loss(step, batch, scores)
+    if config.actor.aux_loss_coef > 0:
+        assert scores.aux_loss is not None, "an update with this coefficient asks for the balancing loss"
+        loss = loss + config.actor.aux_loss_coef * aux_loss
+    return LossPart(
         loss=loss,
-        sums=_sums(policy_loss, policy, correction, _masked_sum(entropy_BT, mask_BT), _masked_sum(kl_BT, mask_BT)),
-        ratio_max=inputs.log_ratio_BT.detach().max().exp(),
+        sums=_sums(
+            policy_loss, aux_loss, policy, correction, _masked_sum(entropy_BT, mask_BT), _masked_sum(kl_BT, mask_BT)
+        ),
+        peak=inputs.log_ratio_BT.detach().max().exp(),  # the largest probability ratio
     )
 
 
-def filler_loss(scores: TokenScores) -> MicroBatchLoss:
-    """Nothing, with a graph through the whole model, so that this rank takes part in the backward of the others."""
-    logprobs_BT = scores.logprobs_BT
-    return MicroBatchLoss(
-        loss=logprobs_BT.sum() * 0.0,
-        sums=torch.zeros(len(SUMS), dtype=torch.float64, device=logprobs_BT.device),
-        ratio_max=torch.zeros((), device=logprobs_BT.device),
-    )
+def filler_loss(scores: TokenScores) -> LossPart:
+    """See ``no_loss``. All that a loss is made of is in its graph, as on the ranks that have a loss."""
+    logprobs_BT, aux_loss = scores.logprobs_BT, scores.aux_loss
+    return no_loss(logprobs_BT if aux_loss is None else logprobs_BT.sum() + aux_loss, len(SUMS))
 
 
 def _loss_input(config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tensor) -> LossInput:
@@ -140,12 +135,24 @@ def _kl(config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tensor) -> to
     return kl_estimate(logprobs_BT, batch.ref_logprobs_BT, config.algo.kl.estimator)
 
 
+def _aux_loss(step: OptimizerStep, batch: ExperienceBatch, scores: TokenScores) -> torch.Tensor:
+    """The micro-batch's share of a mean over the rows of the step.
+
+    It does depend on how rows are cut into micro-batches: it is no mean over tokens, but the product of two such means (how
+    often an expert is chosen, how probable it is), and each pass only knows its own.
+    """
+    if scores.aux_loss is None:
+        return scores.logprobs_BT.new_zeros(())
+    return scores.aux_loss * (len(batch.tokens.action_mask_BT) / step.num_sequences)
+
+
 def _masked_sum(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     return torch.where(mask_BT, values_BT.detach(), 0.0).sum()
 
 
 def _sums(
     policy_loss: torch.Tensor,
+    aux_loss: torch.Tensor,
     policy: LossOutput,
     correction: CorrectionOutput,
     entropy_sum: torch.Tensor,
@@ -154,6 +161,7 @@ def _sums(
     """In the order of ``SUMS``."""
     values = (
         policy_loss.detach(),
+        aux_loss.detach(),
         policy.num_tokens,
         policy.clipped_sum,
         policy.kl_sum,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -30,6 +31,12 @@ class RankInfo:
         """Where its tensors live."""
         return torch.device("cpu") if self.device == "cpu" else torch.device("cuda", self.local_rank)
 
+    def peak_memory_gib(self) -> float:
+        """The most memory this process has held: of its GPU, or of the host on CPU."""
+        if self.device == "gpu":
+            return float(torch.cuda.max_memory_allocated(self.torch_device)) / 2**30
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
     @property
     def backend(self) -> str:
         """The collectives' library."""
@@ -46,6 +53,8 @@ def init_distributed(rank: RankInfo, timeout: float, deterministic: bool = False
     """
     _set_environment(rank)
     torch.set_num_threads(rank.num_threads or int(os.environ.get("OMP_NUM_THREADS", DEFAULT_THREADS)))
+    if rank.device == "cpu":
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # Muon's kernels would be compiled: a minute for nothing
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # asked for by torch, read when cuBLAS starts
         torch.use_deterministic_algorithms(True)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
-
-import torch
-from torch import distributed
 
 from rlhf_core.training.objective import SUMS
 
 if TYPE_CHECKING:
-    from rlhf_core.training.objective import MicroBatchLoss
+    from rlhf_core.training.step import StepTally
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +16,7 @@ class UpdateReport:
     """One update: all its optimizer steps, over all ranks. Means are over the action tokens of the applied steps."""
 
     policy_loss: float  # mean over the applied steps
+    aux_loss: float | None  # balancing loss, unscaled, mean over rows and the applied steps; None if it was not wanted
     kl: float | None  # mean KL from the reference, unscaled; None without a reference model
     entropy: float  # nats
     clip_fraction: float  # share of tokens whose gradient the clip took away
@@ -42,35 +40,6 @@ class UpdateReport:
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
-@dataclass(slots=True)
-class StepTally:
-    """What the micro-batches of one step on one rank add up to."""
-
-    device: torch.device
-    sums: torch.Tensor = field(init=False)  # [len(SUMS)] float64
-    ratio_max: torch.Tensor = field(init=False)  # scalar float64
-    finite: torch.Tensor = field(init=False)  # scalar float64: 1 while every loss was finite
-
-    def __post_init__(self) -> None:
-        self.sums = torch.zeros(len(SUMS), dtype=torch.float64, device=self.device)
-        self.ratio_max = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.finite = torch.ones((), dtype=torch.float64, device=self.device)
-
-    def add(self, part: MicroBatchLoss) -> None:
-        """Count one micro-batch."""
-        self.sums += part.sums
-        self.ratio_max = torch.maximum(self.ratio_max, part.ratio_max.double())
-        self.finite = self.finite * torch.isfinite(part.loss.detach()).double()
-
-    def reduce(self) -> bool:
-        """Make the tally that of all ranks (a collective). True if every loss of the step is finite."""
-        extremes = torch.stack([self.ratio_max.nan_to_num(torch.inf), -self.finite])
-        distributed.all_reduce(self.sums)
-        distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
-        self.ratio_max, self.finite = extremes[0], -extremes[1]
-        return bool(self.finite.item())
-
-
 class UpdateTally:
     """What the steps of one update add up to."""
 
@@ -82,9 +51,9 @@ class UpdateTally:
 
     def applied(self, step: StepTally, grad_norm: float) -> None:
         """Count a step that changed the weights; its tally is reduced."""
-        for name, value in zip(SUMS, step.sums.tolist(), strict=True):
+        for name, value in step.sums.items():
             self.sums[name] += value
-        self.ratio_max = max(self.ratio_max, float(step.ratio_max))
+        self.ratio_max = max(self.ratio_max, step.peak)
         self.grad_norms.append(grad_norm)
 
     def skipped(self) -> None:
@@ -98,6 +67,8 @@ class UpdateTally:
         steps = max(len(self.grad_norms), 1)
         return UpdateReport(
             policy_loss=sums["policy_loss"] / steps,
+            aux_loss=sums["aux_loss"] / steps
+            or None,  # a balancing loss is never 0: the expert chosen has a probability
             kl=sums["kl"] / tokens if has_reference and self.grad_norms else None,  # not measured is not 0
             entropy=sums["entropy"] / tokens,
             clip_fraction=sums["clipped"] / tokens,

@@ -1,9 +1,10 @@
-"""Log-probs of rows under a model, without gradients: the one code path of the policy and of the reference."""
+"""Log-probs and values of rows under a model, without gradients: the one code path of policy, reference and critic."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from rlhf_core.batching import collate_tokens, plan_forward
@@ -11,25 +12,33 @@ from rlhf_core.batching import collate_tokens, plan_forward
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from rlhf_core.batching import TokenRow
+    from rlhf_core.batching import OptimizerStep, TokenBatch, TokenRow
     from rlhf_core.config import Config
+    from rlhf_core.records import Experience
     from rlhf_core.training.model import TokenScores
     from rlhf_core.training.ranks import RankInfo
 
 
 def score_rows(
-    forward: Callable[..., TokenScores],
-    rows: Sequence[TokenRow],
-    rank: RankInfo,
-    config: Config,
+    scorer: Callable[..., TokenScores], rows: Sequence[TokenRow], rank: RankInfo, config: Config
 ) -> dict[int, NDArray[np.float32]]:
-    """Log-probs of this rank's share of the rows: index of the row to ``[T]``, 0 outside actions. A collective.
+    """Log-probs of this rank's share of the rows: see ``map_rows``. ``scorer``: a ``TokenScorer``, or an engine around one."""
+
+    def logprobs(batch: TokenBatch) -> torch.Tensor:
+        return scorer(batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False).logprobs_BT
+
+    return map_rows(logprobs, rows, rank, config)
+
+
+def map_rows(
+    forward: Callable[[TokenBatch], torch.Tensor], rows: Sequence[TokenRow], rank: RankInfo, config: Config
+) -> dict[int, NDArray[np.float32]]:
+    """One number a token of this rank's share of the rows: index of the row to ``[T]``. A collective.
 
     Args:
-        forward: a ``TokenScorer``, or an engine around one, in eval mode.
+        forward: a batch to ``[B, T]``, in eval mode.
         rows: all rows, the same on every rank.
         rank: who this process is.
         config: gives the sizes of the micro-batches.
@@ -40,15 +49,34 @@ def score_rows(
     lengths = [len(row.token_ids) for row in rows]
     size, budget = config.rollout.micro_batch_size, _token_budget(config)
     plan = plan_forward(lengths, rank.world_size, size, budget)[rank.rank]
-    scored = {}
+    numbers = {}
     for micro_batch in plan:
         batch = collate_tokens([rows[i] for i in micro_batch.rows]).to(rank.torch_device)
         with torch.no_grad():
-            scores = forward(batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False)
+            numbers_BT = forward(batch)
         if not micro_batch.filler:
-            for i, logprobs_T in zip(micro_batch.rows, scores.logprobs_BT.cpu().numpy(), strict=True):
-                scored[i] = logprobs_T[: lengths[i]].copy()
-    return scored
+            for i, numbers_T in zip(micro_batch.rows, numbers_BT.cpu().numpy(), strict=True):
+                numbers[i] = numbers_T[: lengths[i]].copy()
+    return numbers
+
+
+def first_bad_row(step: OptimizerStep, rows: Sequence[Experience]) -> Experience | None:
+    """The first row of a step whose numbers are not all finite. Every rank sees all rows, so all decide alike."""
+    for plan in step.micro_batches:
+        for micro_batch in plan:
+            for i in micro_batch.rows:
+                row = rows[i]
+                arrays = (
+                    row.old_logprobs,
+                    row.rollout_logprobs,
+                    row.ref_logprobs,
+                    row.advantages,
+                    row.values,
+                    row.returns,
+                )
+                if not all(np.isfinite(array).all() for array in arrays if array is not None):
+                    return row
+    return None
 
 
 def _token_budget(config: Config) -> int | None:

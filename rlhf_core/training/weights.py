@@ -17,34 +17,34 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def named_weights(causal_lm: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
+def named_weights(hf_model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """(Hugging Face name, whole tensor in the parameters' type), tied weights once.
 
     A tensor is valid until the next one is asked for.
     """
     import deepspeed
 
-    for name, parameter in causal_lm.named_parameters():
+    for name, parameter in hf_model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
             yield name, parameter.detach()
 
 
-def master_weights(causal_lm: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
+def master_weights(hf_model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """(Hugging Face name, whole fp32 master weight); where there are none, the parameters themselves."""
-    parameters = dict(causal_lm.named_parameters())
+    parameters = dict(hf_model.named_parameters())
     if all(parameter.dtype == torch.float32 for parameter in parameters.values()):
-        yield from named_weights(causal_lm)
+        yield from named_weights(hf_model)
         return
     replicated = _replicated_masters(optimizer)
     for name, parameter in parameters.items():
         yield name, replicated[id(parameter)] if replicated else _sharded_master(parameter)
 
 
-def weight_digest(causal_lm: PreTrainedModel, optimizer: Any) -> str:
+def weight_digest(hf_model: PreTrainedModel, optimizer: Any) -> str:
     """sha256, hex, over name, type, shape and bytes of every master weight: the same on every rank."""
     sha256 = hashlib.sha256()
     first = distributed.get_rank() == 0
-    for name, weight in master_weights(causal_lm, optimizer):
+    for name, weight in master_weights(hf_model, optimizer):
         if first:  # the others only help to gather
             sha256.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
             sha256.update(weight.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())

@@ -36,6 +36,7 @@ SMALL = [
     "eval.dataset=configs/tasks/digits.py:prompts?count=4&seed=9",
     "eval.n_samples_per_prompt=2",
     "ckpt.save_steps=2",
+    "ckpt.best_metric_key=eval/score_mean",
     "train.batch_size=12",
     "run.cpu_threads=1",
 ]
@@ -98,7 +99,8 @@ async def test_the_ledger_law_holds(finish) -> None:
 
     for k in range(ITERATIONS):
         account = run.manifest(k, Stage.EXPERIENCE).body["ledger"]
-        assert account == {"drawn": 6, "trained": 6, "filtered": 0, "failed": 0, "buffered": 0}
+        assert account == {"drawn": 6, "carried": 0, "trained": 6, "filtered": 0, "failed": 0, "buffered": 0}
+    assert run.manifest(ITERATIONS - 1, Stage.EXPERIENCE).body["ledger_total"] == account | {"drawn": 18, "trained": 18}
 
 
 async def test_every_token_was_spoken_by_the_version_that_is_trained(finish) -> None:
@@ -170,6 +172,9 @@ async def test_checkpoints_are_complete_and_named(finish) -> None:
     assert (version, body["digest"], body["optimizer_steps"]) == (3, run.digests[-1], 6)
     assert body["cursor"] == run.manifest(2, Stage.ROLLOUT).body["cursor_out"]
     assert run.store.pointer("latest")["version"] == 3
+    evaluated = run.store.read_evaluation(3)["metrics"]["eval/score_mean"]
+    assert run.store.pointer("best") == {"version": 3, "value": evaluated, "key": "eval/score_mean"} == body["best"]
+    assert run.store.read_run()["models"]["policy"] == {"spec": "builtin:tiny"}
     assert {"hf/model.safetensors", "hf/config.json", "hf/tokenizer.json"} <= {e.path for e in checkpoints.files(3)}
 
 
@@ -229,6 +234,7 @@ async def test_mlflow_holds_the_lineage(finish, mlflow_uri) -> None:
     newest = next(model for model in models if model.params["policy_version"] == "3")
     assert newest.params["weight_digest"] == run.digests[-1]
     assert newest.tags["trajectories"].count("rollout.json") == ITERATIONS
+    assert {model.params["policy_version"] for model in models if model.tags.get("best")} == {"3"}
 
 
 async def test_trajectories_can_be_asked(finish) -> None:

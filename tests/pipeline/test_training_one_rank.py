@@ -207,6 +207,14 @@ def test_checkpoint_that_does_not_fit_says_so(ranks, model, tmp_path):
     assert "zero_stage=2, this run has 3" in misfit
 
 
+def test_an_update_without_rows_changes_nothing(ranks, model, rows):
+    """The last batch of a filtered run may be empty."""
+    [(reports, digests)] = ranks.run(cases.updates, model, [[], rows])
+
+    assert digests[0] == digests[1] != digests[2]
+    assert (reports[0].applied_steps, reports[0].num_tokens, reports[0].kl) == (0, 0, None)
+
+
 def test_an_update_that_breaks_off_leaves_no_version(ranks, model, rows):
     """Its weights have moved: nobody may take them for those before it, and train on top of them."""
     [(before, after)] = ranks.run(cases.broken_off_update, model, rows)

@@ -174,7 +174,7 @@ def gradient(rank, model, rows, overrides=()):
     [step] = trainer.plan(rows, iteration=0)
     trainer.engine.train()
     trainer.accumulate(step, rows, kl_coef=0.0)
-    return {name: safe_get_full_grad(p).detach().cpu().numpy() for name, p in trainer.causal_lm.named_parameters()}
+    return {name: safe_get_full_grad(p).detach().cpu().numpy() for name, p in trainer.hf_model.named_parameters()}
 
 
 def logprobs(rank, model, rows, overrides=()):

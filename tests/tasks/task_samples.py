@@ -30,6 +30,7 @@ class Notebook:
     def __init__(self, told=0):
         self.told = told
         self.starts, self.iterations, self.evaluations, self.checkpoints, self.ends = [], [], [], [], []
+        self.best = []
 
     def start(self, run_id, config, tags):
         self.starts.append((run_id, config, tags))
@@ -46,6 +47,9 @@ class Notebook:
 
     def log_checkpoint(self, record):
         self.checkpoints.append(record)
+
+    def log_best(self, record):
+        self.best.append(record)
 
     def finish(self, succeeded):
         self.ends.append(succeeded)

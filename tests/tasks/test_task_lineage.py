@@ -7,7 +7,7 @@ import pytest
 from task_samples import Away, Notebook, complete, config, facts, open_run
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.lineage import DatasetRecord
+from rlhf_core.lineage import BestRecord, DatasetRecord
 from rlhf_core.records import Stage
 from tasks import run as run_module
 from tasks.lineage import iteration_metrics, track
@@ -149,6 +149,41 @@ async def test_a_checkpoint_names_all_it_was_made_from(opened):
     assert record.uri == run.store.url_of("checkpoints/v00000003")
     assert record.manifests == [run.store.url_of(f"iterations/0000000{k}/rollout.json") for k in range(3)]
     assert record.metrics == {"eval/score_mean": 0.5}
+
+
+async def test_a_checkpoint_names_every_model_of_the_run(opened):
+    """A checkpoint of another run by its URL: the uri of the model that the tracker was told by that run."""
+    run = opened()
+    url = "s3://bucket/runs/sft/checkpoints/v00000007"
+    pinned = {"spec": "run:sft@best", "run": "sft", "version": 7, "digest": "ab", "url": url}
+    run.store.write_run({"models": {"policy": pinned, "reference": {"spec": "builtin:tiny"}}})
+    complete(run, 0, checkpoint=True)
+
+    await tell()
+
+    [record] = run.tracker.checkpoints
+    assert (record.parent, record.parents) == (url, {"policy": url, "reference": "builtin:tiny"})
+
+
+async def test_a_run_of_before_models_were_recorded_names_those_of_its_configuration(opened):
+    run = opened("algo.kl.init_coef=0.1", "ref.model_name_or_path=base")
+    run.store.write_run({"config": {}})
+    complete(run, 0, checkpoint=True)
+
+    await tell()
+
+    assert run.tracker.checkpoints[0].parents == {"policy": "builtin:tiny", "reference": "base"}
+
+
+async def test_the_best_checkpoint_is_told(opened):
+    run = opened("eval.dataset=h.jsonl", "ckpt.best_metric_key=eval/score_mean")
+    complete(run, 0, checkpoint=True, evaluation=0.5)
+    await tell()
+    run.store.set_pointer("best", {"version": 1, "value": 0.5, "key": "eval/score_mean"})
+    await tell()
+
+    assert run.tracker.best == [BestRecord("run-v00000001", 1, "eval/score_mean", 0.5)]
+    assert run.tracker.checkpoints[0].name == "run-v00000001"
 
 
 async def test_training_goes_on_without_the_tracker(opened, caplog):

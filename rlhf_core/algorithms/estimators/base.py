@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from rlhf_core.errors import TrainingError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -30,10 +32,19 @@ class Estimator:
 
         A comparison without anything to compare is exactly 0: a group of one sample, or of equal rewards, whose
         rounding noise would otherwise be divided by rounding noise.
+
+        Raises:
+            TrainingError: ``shape`` gave something else than one finite number a sample.
         """
         if self.needs_group and (len(rewards_G) < 2 or bool(rewards_G.max() == rewards_G.min())):
             return torch.zeros_like(rewards_G)
-        return self.shape(rewards_G)
+        shaped_G = self.shape(rewards_G)
+        if not isinstance(shaped_G, torch.Tensor) or shaped_G.shape != rewards_G.shape or not shaped_G.isfinite().all():
+            raise TrainingError(
+                f"estimator {self.name!r} made {shaped_G} of the rewards {rewards_G.tolist()}: "
+                "its shape must return a tensor with one finite number for each"
+            )
+        return shaped_G
 
 
 def keep(rewards_G: Tensor) -> Tensor:

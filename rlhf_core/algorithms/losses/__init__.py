@@ -2,41 +2,50 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from rlhf_core.algorithms.losses.base import LossInput, LossOutput
+from rlhf_core.algorithms.losses.base import LossInput, LossOutput, PolicyLoss, loss_output
 from rlhf_core.algorithms.losses.cispo import cispo_loss
 from rlhf_core.algorithms.losses.gspo import gspo_loss
-from rlhf_core.algorithms.losses.ppo import ppo_loss
+from rlhf_core.algorithms.losses.ppo import ppo_loss, token_ratio
+from rlhf_core.algorithms.losses.user import UserLoss
 from rlhf_core.algorithms.losses.value import ValueLossInput, ValueLossOutput, value_loss
-from rlhf_core.algorithms.registry import look_up, register
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from rlhf_core.algorithms.registry import look_up
+from rlhf_core.config.user_file import FROM_FILE, object_from_file
+from rlhf_core.errors import ConfigError
 
 __all__ = [
     "POLICY_LOSSES",
     "LossInput",
     "LossOutput",
+    "PolicyLoss",
     "ValueLossInput",
     "ValueLossOutput",
+    "loss_output",
     "policy_loss_named",
-    "register_policy_loss",
+    "token_ratio",
     "value_loss",
 ]
 
-POLICY_LOSSES: dict[str, Callable[[LossInput], LossOutput]] = {
+KEY = "actor.policy_loss_type"
+
+POLICY_LOSSES: dict[str, PolicyLoss] = {
     "ppo": ppo_loss,
     "gspo": gspo_loss,
     "cispo": cispo_loss,
 }
 
 
-def policy_loss_named(name: str) -> Callable[[LossInput], LossOutput]:
-    """The loss of that name; an unknown name is a ``ConfigError``."""
-    return look_up(POLICY_LOSSES, "policy loss", name)
+def policy_loss_named(name: str) -> PolicyLoss:
+    """The loss of that name, or the one of a user's file: ``path.py:name``.
 
-
-def register_policy_loss(name: str, loss: Callable[[LossInput], LossOutput]) -> None:
-    """Add a user's own loss; a name that is taken is a ``ConfigError``."""
-    register(POLICY_LOSSES, "policy loss", name, loss)
+    Raises:
+        ConfigError: no such name; no such file; it cannot be imported; or what it holds cannot be called.
+    """
+    if not FROM_FILE.fullmatch(name):
+        return look_up(POLICY_LOSSES, "policy loss", name)
+    loss = object_from_file(KEY, name)
+    if not callable(loss):
+        raise ConfigError(
+            f"{KEY}={name!r} is of type {type(loss).__name__}: make it a function from LossInput to LossOutput "
+            "(rlhf_core.algorithms.losses)"
+        )
+    return UserLoss(name, loss)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -45,6 +45,14 @@ class LossOutput:
     clipped_sum: Tensor  # tokens whose gradient the clip took away
     kl_sum: Tensor  # of -(logp - logp_old): how far this update has gone
     ratio_sum: Tensor  # of the probability ratio
+
+
+class PolicyLoss(Protocol):
+    """What stands in the registry."""
+
+    def __call__(self, inputs: LossInput, /) -> LossOutput:
+        """The token losses of one micro-batch."""
+        ...
 
 
 def clipped_surrogate(ratio_BT: Tensor, inputs: LossInput) -> tuple[Tensor, Tensor]:

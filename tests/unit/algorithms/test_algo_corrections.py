@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import tensor
 
-from rlhf_core.algorithms.corrections import CORRECTIONS, CorrectionInput, correct, register_correction, tis
+from rlhf_core.algorithms.corrections import CorrectionInput, correct
 from rlhf_core.errors import ConfigError
 
 OLD, ROLLOUT = tensor([[-1.0, -1, -1]]), tensor([[-1.1, -3, -0.1]])  # w = 1.105171, 7.389056, .40657
@@ -83,14 +83,6 @@ def test_tokens_outside_the_mask_do_not_count(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_factors_carry_no_gradient(kind):
     assert not correction(kind, old=OLD.clone().requires_grad_()).factor_BT.requires_grad
-
-
-def test_users_own_correction(monkeypatch):
-    monkeypatch.setattr("rlhf_core.algorithms.corrections.CORRECTIONS", dict(CORRECTIONS))
-
-    register_correction("mine", tis)
-
-    assert correction("mine").factor_BT.tolist() == correction("tis").factor_BT.tolist()
 
 
 def test_unknown_correction():

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import tensor
 
-from rlhf_core.algorithms.estimators import ESTIMATORS, Estimator, estimator_named, register_estimator
-from rlhf_core.errors import ConfigError
+from rlhf_core.algorithms.estimators import ESTIMATORS, Estimator, estimator_named
+from rlhf_core.errors import ConfigError, TrainingError
 
 GROUPS = [[1, 0, 0, 1], [0.5, 0.5, 0.5, 0.5], [2, -1, 0, 0]]
 GROUP_ESTIMATORS = ["reinforce_baseline", "rloo", "group_norm", "dr_grpo"]
@@ -86,29 +86,15 @@ def test_names_are_those_of_the_configuration():
         estimator_named("grpo")
 
 
-def peers_norm(rewards_G):
-    """Leave-one-out, divided by the spread of the peers where they have any."""
-    result = []
-    for i in range(len(rewards_G)):
-        peers = torch.cat([rewards_G[:i], rewards_G[i + 1 :]])
-        spread = peers.std() if peers.max() != peers.min() else 1.0
-        result.append((rewards_G[i] - peers.mean()) / spread)
-    return torch.stack(result)
-
-
-@pytest.mark.golden
-def test_cases_49_and_50_users_own_estimator(monkeypatch):
-    """[1, 0, 0, 0]: the first has peers without spread, so it is not divided by rounding noise."""
-    monkeypatch.setattr("rlhf_core.algorithms.estimators.ESTIMATORS", dict(ESTIMATORS))
-
-    register_estimator(Estimator("peers_norm", peers_norm, needs_group=True))
-
-    own = estimator_named("peers_norm")
-    assert own.shape_group(tensor([1.0, 0, 0, 0])).tolist() == pytest.approx([1] + [-0.57735] * 3, abs=1e-5)
-    assert own.shape_group(tensor([0.35] * 7 + [0.0]))[-1].item() == pytest.approx(-0.35, abs=1e-6)
-    assert own.shape_group(tensor([0.1] * 8)).tolist() == [0.0] * 8
-
-
-def test_a_built_in_is_not_replaced():
-    with pytest.raises(ConfigError, match="'rloo' is registered already"):
-        register_estimator(Estimator("rloo", peers_norm))
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda rewards_G: rewards_G.mean(),
+        lambda rewards_G: rewards_G.tolist(),
+        lambda rewards_G: rewards_G / 0,
+    ],
+    ids=["one number", "a list", "not finite"],
+)
+def test_a_shape_that_gives_no_finite_number_a_sample_is_an_error(shape):
+    with pytest.raises(TrainingError, match=r"'mine' made .* of the rewards \[1.0, 0.0\]: its shape must return"):
+        Estimator("mine", shape).shape_group(tensor([1.0, 0.0]))

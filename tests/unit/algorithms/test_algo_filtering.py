@@ -33,7 +33,16 @@ def test_case_104_counts_say_what_was_rejected():
         counts = counts.with_verdict(judge_group(scores, 0, 1))
 
     assert counts == FilterCounts(kept=1, too_low=2, too_high=1, no_spread=1)
-    assert (counts.generated, counts.kept_share) == (5, 0.2)
+    assert (counts.generated, counts.filtered, counts.kept_share) == (5, 4, 0.2)
+    assert "5 groups generated, 1 kept, 2 with a mean score too low, 1 too high, 1 without spread, 0 failed" in str(
+        counts
+    )
+
+
+def test_a_failed_group_is_generated_and_not_filtered():
+    counts = FilterCounts().with_verdict(Verdict.FAILED)
+
+    assert (counts.generated, counts.filtered, counts.failed, counts.kept_share) == (1, 0, 1, 0.0)
 
 
 def test_case_107_kept_share_of_a_full_batch_is_one():

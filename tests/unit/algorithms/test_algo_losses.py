@@ -9,7 +9,7 @@ from rlhf_core.algorithms.losses import (
     LossInput,
     ValueLossInput,
     policy_loss_named,
-    register_policy_loss,
+    token_ratio,
     value_loss,
 )
 from rlhf_core.errors import ConfigError
@@ -27,8 +27,10 @@ def test_ppo():
     """logp -1 everywhere; the 1st and the 4th token are clipped."""
     old, advantages = tensor([[-1.3, -0.6, -1.3, -0.6]]), tensor([[1.0, 1, -1, -1]])
 
-    out = policy_loss_named("ppo")(inputs_of(torch.full((1, 4), -1.0), old, advantages, eps_low=0.2, eps_high=0.27))
+    inputs = inputs_of(torch.full((1, 4), -1.0), old, advantages, eps_low=0.2, eps_high=0.27)
+    out = policy_loss_named("ppo")(inputs)
 
+    assert token_ratio(inputs)[0].tolist() == pytest.approx([1.349859, 0.67032] * 2, abs=1e-6)
     assert out.loss_BT[0].tolist() == pytest.approx([-1.27, -0.67032, 1.349859, 0.8], abs=1e-6)
     assert out.loss_BT.mean().item() == pytest.approx(0.052385, abs=1e-6)
     assert (out.clipped_sum / out.num_tokens).item() == 0.5
@@ -144,14 +146,9 @@ def test_sums_add_up_over_micro_batches(name):
     torch.testing.assert_close(sums(slice(0, 1)) + sums(slice(1, 4)), sums(slice(0, 4)))
 
 
-def test_users_own_loss(monkeypatch):
-    monkeypatch.setattr("rlhf_core.algorithms.losses.POLICY_LOSSES", dict(POLICY_LOSSES))
-
-    register_policy_loss("mine", POLICY_LOSSES["ppo"])
-
-    assert policy_loss_named("mine") is POLICY_LOSSES["ppo"]
-    with pytest.raises(ConfigError, match="'mine' is registered already"):
-        register_policy_loss("mine", POLICY_LOSSES["ppo"])
+def test_unknown_loss():
+    with pytest.raises(ConfigError, match="unknown policy loss 'pppo': choose one of cispo, gspo, ppo"):
+        policy_loss_named("pppo")
 
 
 @pytest.mark.golden

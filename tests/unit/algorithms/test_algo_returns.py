@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch import tensor
@@ -101,6 +102,36 @@ def test_step_reward_outside_the_actions_is_an_error(position):
 
 def test_last_action():
     assert last_action(mask_of("0110", "1001", "0000")).tolist() == [2, 3, 0]
+
+
+def test_a_single_row_of_float64_is_not_written_to():
+    """A transposed row is contiguous: a scan in place must not find the caller's memory."""
+    rewards, values = torch.ones(1, 4, dtype=torch.float64), torch.full((1, 4), 0.5, dtype=torch.float64)
+
+    generalised_advantages(rewards, values, mask_of("1101"), 0.9, 0.9)
+
+    assert rewards.tolist() == [[1, 1, 1, 1]]
+    assert values.tolist() == [[0.5, 0.5, 0.5, 0.5]]
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("width", [255, 256, 257, 700])
+def test_long_rows_equal_a_plain_loop(width):
+    """Longer than the pieces in which the scan works, with a value after the last token."""
+    rng = np.random.default_rng(width)
+    mask, (rewards, values) = rng.random((3, width)) < 0.6, rng.normal(size=(2, 3, width))
+    last, expected = rng.normal(size=3), np.zeros((3, width))
+    for row in range(3):
+        advantage, next_value = 0.0, last[row]
+        for t in np.flatnonzero(mask[row])[::-1]:
+            delta = rewards[row, t] + 0.99 * next_value - values[row, t]
+            advantage = delta + 0.99 * 0.95 * advantage
+            next_value = values[row, t]
+            expected[row, t] = advantage
+
+    found = generalised_advantages(*map(torch.from_numpy, (rewards, values, mask)), 0.99, 0.95, torch.from_numpy(last))
+
+    np.testing.assert_allclose(found, expected, atol=1e-9)
 
 
 def test_rows_of_no_tokens():

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from rlhf_core.batching import collate_experiences, collate_tokens
+from rlhf_core.batching import collate_experiences, collate_pairs, collate_tokens
 from rlhf_core.errors import TrainingError
 from rlhf_core.records import ActionRange, Experience
 
@@ -69,3 +69,21 @@ def test_reference_on_some_rows_only_is_refused():
 def test_action_that_nothing_predicts_or_outside_the_row_is_refused(bad):
     with pytest.raises(TrainingError, match=r"action range \["):
         collate_tokens([replace(row([1, 2, 3], []), action_ranges=(ActionRange(*bad),))])
+
+
+@dataclass
+class Pair:
+    chosen: Experience
+    rejected: Experience
+
+
+def test_pairs_are_their_chosen_rows_and_then_their_rejected_rows():
+    pairs = [
+        Pair(row([1, 2, 3], [(2, 3)]), row([1, 2], [(1, 2)])),
+        Pair(row([4, 5], [(1, 2)]), row([4, 6, 7, 8], [(1, 4)])),
+    ]
+
+    batch = collate_pairs(pairs)
+
+    assert batch.input_ids_BT.tolist() == [[1, 2, 3, 0], [4, 5, 0, 0], [1, 2, 0, 0], [4, 6, 7, 8]]
+    assert batch.action_mask_BT.int().tolist() == [[0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 0, 0], [0, 1, 1, 1]]

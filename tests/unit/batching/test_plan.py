@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.batching import MicroBatch, plan_forward, plan_update
+from rlhf_core.batching import MicroBatch, plan_forward, plan_pairs, plan_step, plan_update
 from rlhf_core.errors import TrainingError
 
 lengths_lists = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -138,3 +138,57 @@ def test_order_follows_seed_iteration_and_epoch():
     assert first != update_plan(lengths, max_epochs=2, seed=8)
     assert first != update_plan(lengths, max_epochs=2, iteration=4)
     assert first[0].micro_batches != first[len(first) // 2].micro_batches
+
+
+@given(lengths_lists, worlds, sizes, st.randoms(use_true_random=False))
+def test_step_has_exactly_the_given_rows(lengths, world_size, size, random):
+    rows = random.sample(range(len(lengths)), random.randint(1, len(lengths)))
+
+    step = plan_step(rows, lengths, lengths, world_size=world_size, micro_batch_size=size, epoch=4)
+
+    assert sorted(real_rows(step.micro_batches)) == sorted(rows)
+    assert len({len(plan) for plan in step.micro_batches}) == 1
+    assert all(0 < len(micro.rows) <= size for plan in step.micro_batches for micro in plan)
+    assert (step.epoch, step.num_sequences, step.num_tokens) == (4, len(rows), sum(lengths[row] for row in rows))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), worlds, st.integers(60, 200)
+)
+def test_every_pair_is_in_one_micro_batch_whose_both_halves_fit_the_budget(lengths, world_size, budget):
+    actions = [(1, 2)] * len(lengths)
+
+    step = plan_pairs(
+        range(len(lengths)), lengths, actions, world_size=world_size, micro_batch_size=1, token_budget=budget
+    )
+
+    assert sorted(real_rows(step.micro_batches)) == list(range(len(lengths)))
+    assert len({len(plan) for plan in step.micro_batches}) == 1
+    for micro in (micro for plan in step.micro_batches for micro in plan):
+        width = max(max(lengths[pair]) for pair in micro.rows)
+        assert 2 * len(micro.rows) * width <= budget
+    assert (step.num_sequences, step.num_tokens) == (len(lengths), 3 * len(lengths))
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=1, max_size=40), worlds, sizes)
+def test_pairs_in_micro_batches_of_a_size(lengths, world_size, size):
+    step = plan_pairs(range(len(lengths)), lengths, lengths, world_size=world_size, micro_batch_size=size)
+
+    assert sorted(real_rows(step.micro_batches)) == list(range(len(lengths)))
+    assert all(0 < len(micro.rows) <= size for plan in step.micro_batches for micro in plan)
+
+
+def test_pairs_are_balanced_by_the_longer_row():
+    """Costs 40, 20 and 20: the long pair alone on one rank, though its other row is short."""
+    step = plan_pairs([0, 1, 2], [(20, 1), (10, 10), (1, 10)], [(1, 1)] * 3, world_size=2, micro_batch_size=8)
+
+    assert [sorted(real_rows([plan])) for plan in step.micro_batches] == [[0], [1, 2]]
+
+
+def test_pair_longer_than_the_token_budget_is_refused():
+    with pytest.raises(TrainingError, match="pair 1 has 22 tokens, but a micro-batch may hold 20"):
+        plan_pairs([0, 1], [(4, 4), (3, 11)], [(1, 1)] * 2, world_size=1, micro_batch_size=1, token_budget=20)
+
+
+def test_no_pairs_give_an_empty_step():
+    assert plan_pairs([], [], [], world_size=2, micro_batch_size=1, token_budget=9).micro_batches == ((), ())

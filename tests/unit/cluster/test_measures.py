@@ -5,8 +5,15 @@ import math
 import pytest
 from cluster_samples import config, failed, row
 
-from rlhf_core.cluster.measures import evaluation_metrics, readable, reward_metrics, rollout_metrics
-from rlhf_core.records import RewardResult, RewardStatus, StopReason
+from rlhf_core.cluster.measures import (
+    RolloutTally,
+    evaluation_metrics,
+    readable,
+    reward_metrics,
+    staleness_metrics,
+    tally_rollout,
+)
+from rlhf_core.records import RewardResult, RewardStatus, StopReason, VersionSpan
 from rlhf_core.storage import RewardRow
 
 
@@ -20,7 +27,7 @@ def result(reward=None, status=RewardStatus.OK, sample=0, **changes):
 def test_a_rollout_in_numbers():
     rows = [row(answer=2), row(sample=1, answer=6, stop=StopReason.LENGTH), failed(sample=2), failed(sample=3)]
 
-    metrics = rollout_metrics(rows, seconds=2.0)
+    metrics = tally_rollout(rows, seconds=2.0).metrics()
 
     assert metrics == {
         "rollout/samples": 4.0,
@@ -38,7 +45,7 @@ def test_a_rollout_in_numbers():
 
 
 def test_rows_of_an_earlier_attempt_count_but_not_for_the_speed():
-    metrics = rollout_metrics([row(answer=4)], seconds=2.0, found=[row(sample=1, answer=100)])
+    metrics = tally_rollout([row(answer=4)], seconds=2.0, found=[row(sample=1, answer=100)]).metrics()
 
     assert (metrics["rollout/samples"], metrics["rollout/tokens"]) == (2.0, 104.0)
     assert metrics["rollout/tokens_per_second"] == 2.0
@@ -46,10 +53,25 @@ def test_rows_of_an_earlier_attempt_count_but_not_for_the_speed():
 
 @pytest.mark.parametrize("rows", [[], [failed()]])
 def test_a_rollout_without_an_answer(rows):
-    metrics = rollout_metrics(rows, seconds=0.0)
+    metrics = tally_rollout(rows, seconds=0.0).metrics()
 
     assert all(math.isfinite(value) for value in metrics.values())
     assert metrics["rollout/tokens"] == 0.0
+
+
+def test_rounds_are_reported_as_one_rollout():
+    rows = [row(answer=2), row(sample=1, answer=6, stop=StopReason.LENGTH), failed(sample=2), row(sample=3, answer=4)]
+    rounds = [tally_rollout(rows[:2], 1.0), tally_rollout(rows[3:], 3.0, found=rows[2:3])]
+
+    assert sum(rounds, RolloutTally()).metrics() == tally_rollout(rows, 4.0).metrics()
+
+
+def test_staleness_is_how_far_the_policy_has_moved_since_a_token_was_spoken():
+    """Version 5 is trained: 2 tokens of version 5, 4 of version 4, 2 of version 3."""
+    spans = (VersionSpan(2, 6, 4), VersionSpan(6, 8, 3))
+    rows = [row(version_spans=(VersionSpan(2, 4, 5),)), row(sample=1, answer=6, version_spans=spans)]
+
+    assert staleness_metrics(rows, 5) == {"rollout/staleness_max": 2.0, "rollout/staleness_mean": 1.0}
 
 
 # --- rewards

@@ -1,12 +1,11 @@
-"""Which rows are trained, and where the prompts went."""
-
-import dataclasses
+"""Which rows are trained."""
 
 import pytest
 from cluster_samples import failed, row, scored
 
-from rlhf_core.cluster.selection import ledger, trainable, with_rewards
-from rlhf_core.records import Ledger, RewardResult, RewardStatus, StopReason
+from rlhf_core.cluster.selection import rows_of_batch, trainable, usable_scores, with_rewards
+from rlhf_core.records import RewardResult, RewardStatus, Stage, StageManifest, StopReason
+from rlhf_core.storage import RewardRow, RunStore
 
 
 def keys(rows):
@@ -99,30 +98,37 @@ def test_the_reward_of_a_failed_row_is_never_a_zero():
     assert found[1].reward is None
 
 
-# --- ledger
+# --- usable_scores
 
 
-@pytest.mark.parametrize(
-    ("drawn", "groups", "account"),
-    [
-        (3, ["g0", "g0", "g1", "g2"], Ledger(drawn=3, trained=3)),
-        (3, ["g0", "g0"], Ledger(drawn=3, trained=1, failed=2)),
-        (3, [], Ledger(drawn=3, failed=3)),
-    ],
-)
-def test_where_the_prompts_went(drawn, groups, account):
-    found = ledger(drawn, [row(name, i) for i, name in enumerate(groups)])
+def test_scores_are_those_of_the_samples_that_could_be_trained():
+    """A sample without a reward, and one that failed, are left out; segments count once."""
+    rows = [row("g0", 0), row("g0", 1), failed("g0", 2), row("g0", 0, segment_index=1), failed("g1", 0)]
+    results = {
+        ("g0", 0): RewardResult(RewardStatus.OK, 0.25, 1.0),
+        ("g0", 1): RewardResult(RewardStatus.TIMED_OUT),
+    }
 
-    assert found == account
-    assert found.balanced
+    assert usable_scores(with_rewards(rows, results), "keep_group") == {"g0": [1.0], "g1": []}
 
 
-@pytest.mark.parametrize("name", ["drawn", "trained", "filtered", "failed", "buffered"])
-def test_the_law_of_the_ledger(name):
-    """drawn == trained + filtered + failed + buffered"""
-    account = Ledger(drawn=10, trained=4, filtered=3, failed=2, buffered=1)
+def test_a_dropped_group_has_no_scores():
+    assert usable_scores([*group("g0"), *group("g1", (1.0, 0.0))], "drop_group") == {"g0": [], "g1": [1.0, 0.0]}
 
-    broken = dataclasses.replace(account, **{name: getattr(account, name) + 1})
 
-    assert account.balanced
-    assert not broken.balanced
+# --- rows_of_batch
+
+
+@pytest.mark.parametrize(("selected", "found"), [(None, ["g0", "g1", "g2"]), (["g2", "g0"], ["g0", "g2"]), ([], [])])
+def test_only_groups_of_the_batch_are_read(tmp_path, selected, found):
+    """Three groups share a shard."""
+    store = RunStore("run", str(tmp_path))
+    part = store.publish_trajectories(0, [row(name) for name in ("g0", "g1", "g2")])
+    rewards = store.publish_rewards(0, [RewardRow(f"g{i}", 0, RewardResult(RewardStatus.OK, i, i)) for i in range(3)])
+    body = {} if selected is None else {"selected": [{"group_id": name} for name in selected]}
+    rollout = store.commit(StageManifest("run", 0, Stage.ROLLOUT, (part,), 3, 12, 0, body=body))
+    reward = store.commit(StageManifest("run", 0, Stage.REWARD, (rewards,), 3, 0, 0))
+
+    rows = rows_of_batch(store, rollout, reward)
+
+    assert [(r.group_id, r.reward) for r in rows] == [(name, float(name[1])) for name in found]

@@ -13,10 +13,6 @@ CASES = {
     # rule -> [(overrides, fragments of the message)]
     "keys_not_built": [
         (["algo.advantage.estimator=gae"], ["algo.advantage.estimator='gae'", "use reinforce"]),
-        (
-            ["reward.functions=[]", "reward.remote_url=http://a/score"],
-            ["reward.remote_url=http://a/score", "name a .py"],
-        ),
     ],
     "group_estimators_need_groups": [
         ([f"algo.advantage.estimator={name}", "rollout.n_samples_per_prompt=1"], [f"'{name}'", "=1", "2 or more"])
@@ -33,6 +29,19 @@ CASES = {
             ["train.batch_size=4", "8 ranks", "choose a multiple"],
         ),
     ],
+    "filtering_can_keep": [
+        (["algo.dynamic_filtering_range=[1, 0]"], ["algo.dynamic_filtering_range=(1.0, 0.0)", "give (low, high)"]),
+        (
+            ["algo.dynamic_filtering_enable=true", "rollout.n_samples_per_prompt=1", "algo.advantage.estimator=reinforce"],
+            ["algo.dynamic_filtering_enable", "rollout.n_samples_per_prompt=1", "2 or more"],
+        ),
+    ],
+    "rounds_can_fill": [
+        (
+            ["rollout.vllm_generate_batch_size=8", "algo.dynamic_filtering_max_rounds=15"],
+            ["max_rounds=15", "vllm_generate_batch_size=8", "rollout.batch_size=128", "raise"],
+        ),
+    ],
     "lengths_fit": [
         (["rollout.max_new_tokens=2048"], ["rollout.max_new_tokens=2048", "data.max_len=2048", "raise data.max_len"]),
         (["vllm.max_model_len=1024"], ["vllm.max_model_len=1024", "data.max_len=2048", "raise it"]),
@@ -47,12 +56,17 @@ CASES = {
         ),
     ],
     "reward_source_exists": [
-        (["reward.functions=[]"], ["no reward source", "set reward.functions or reward.remote_url"]),
-        (["reward.remote_url=r.py"], ["reward.functions and reward.remote_url are both set", "list the file"]),
-        (
-            ["reward.functions=[]", "reward.remote_url=a.py,b.py"],
-            ["reward.remote_url=a.py,b.py", "list them in reward.functions"],
-        ),
+        (["reward.functions=[]"], ["no reward source", "set reward.functions, reward.remote_url or reward.model_name"]),
+        (["reward.remote_url=r.py"], ["reward.remote_url=r.py names a file beside other sources", "list the file"]),
+        *[
+            (["reward.functions=[]", f"reward.remote_url={urls}"], [f"reward.remote_url={urls} names a file", "list"])
+            for urls in ("a.py,b.py", "a.py,http://a")
+        ],
+        *[
+            ([f"reward.remote_url={url}"], [f"reward.remote_url={url}", "use http://host:port/path"])
+            for url in ("ftp://a/b", "http://", "http://a:port", "http://[::1", "http://a:70000")
+        ],
+        (["reward.remote_token_env=TOKEN"], ["reward.remote_token_env='TOKEN' without a URL", "remove it"]),
         (["reward.clip_range=[1, -1]"], ["reward.clip_range=(1.0, -1.0)", "give (low, high)"]),
         (
             ["reward.overlong_buffer_len=2000"],
@@ -90,6 +104,26 @@ CASES = {
         (["eval.pass_k=[1, 4]"], ["eval.pass_k=[4]", "eval.n_samples_per_prompt >= 4"]),
         (["eval.n_samples_per_prompt=4"], ["eval.n_samples_per_prompt=4", "set eval.temperature > 0"]),
     ],
+    "best_metric_exists": [
+        (["ckpt.best_metric_key=eval/score_mean"], ["'eval/score_mean' without eval.dataset", "name the held-out"]),
+        (
+            ["ckpt.best_metric_key=reward/mean", "eval.dataset=h.jsonl"],
+            ["ckpt.best_metric_key='reward/mean'", "begin with 'eval/'", "eval/score_mean"],
+        ),
+        (
+            ["ckpt.best_metric_key=eval/pass@4", "eval.dataset=h.jsonl"],
+            ["ckpt.best_metric_key='eval/pass@4'", "reports pass@1:", "set eval.pass_k"],
+        ),
+        (
+            ["ckpt.best_metric_key=eval/sums/pass@8", "eval.dataset=h", "eval.pass_k=[1]"],
+            ["ckpt.best_metric_key='eval/sums/pass@8'", "reports pass@1:"],
+        ),
+        (["ckpt.best_metric_mode=min"], ["ckpt.best_metric_mode='min'", "name the metric, or remove it"]),
+    ],
+    "run_models_are_named": [
+        ([f"{key}=run:a@newest"], [f"{key}: 'run:a@newest'", "run:ID@best"])
+        for key in (f"{section}.model_name_or_path" for section in ("actor", "ref", "critic", "reward"))
+    ],
     "steps_are_positive": [
         (["eval.steps=0"], ["eval.steps=0", "use -1"]),
         (["ckpt.save_steps=0"], ["ckpt.save_steps=0", "use -1"]),
@@ -109,8 +143,13 @@ CASES = {
             ["storage.options.client_kwargs.aws_secret_access_key=hush"],
             ["storage.options.client_kwargs.aws_secret_access_key", "the environment"],
         ),
+        (["actor.model_name_or_path=run:s3://me:hush@host/runs/a"], ["actor.model_name_or_path", "the environment"]),
         (["storage.root=s3://me:hush@host/runs"], ["storage.root is a URL with a user", "the environment"]),
         (["logger.mlflow_uri=https://me:hush@host"], ["logger.mlflow_uri", "MLFLOW_TRACKING_PASSWORD"]),
+        *[
+            ([f"reward.remote_url={url}"], ["a user, a password or a key in it", "reward.remote_token_env"])
+            for url in ("http://me:hush@host/r", "ftp://me:hush@host", "https://host/r?api_key=hush")
+        ],
     ],
 }
 ROWS = [pytest.param(*row, id=f"{rule}-{i}") for rule, rows in CASES.items() for i, row in enumerate(rows)]
@@ -155,6 +194,7 @@ def test_one_try_shows_every_problem():
     "overrides",
     [
         ["storage.options.secret=hush"],
+        ["actor.model_name_or_path=run:s3://me:hush@host/runs/a"],
         ["storage.root=s3://me:hush@host/runs"],
         ["logger.wandb.key=hush"],
         ["logger.wandb.kee=hush"],
@@ -173,3 +213,12 @@ def test_harmless_storage_options_are_accepted():
     options = "{endpoint_url: 'http://host:9000', anon: true, client_kwargs: {region_name: x}, use_ssl: false}"
 
     assert config(f"storage.options={options}").storage.options["anon"] is True
+
+
+@pytest.mark.parametrize(
+    "key", ["eval/score_mean", "eval/pass@1", "eval/sums/pass@4", "eval/pass@4_stderr", "eval/any_of_mine"]
+)
+def test_a_metric_that_an_evaluation_may_give_can_mark_the_best(key):
+    overrides = ["eval.dataset=h.jsonl", "eval.n_samples_per_prompt=4", "eval.temperature=1"]
+
+    assert config(f"ckpt.best_metric_key={key}", *overrides).ckpt.best_metric_key == key

@@ -7,6 +7,7 @@ import pytest
 
 from rlhf_core.config.model import DataConfig
 from rlhf_core.data import load_prompts, load_tokenizer, make_tiny_model
+from rlhf_core.data.tiny_model import CHAT_TEMPLATE, _byte_characters
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +63,52 @@ def load(tokenizer):
         return load_prompts(specs, "train", data, tokenizer, max_prompt_len, max_samples)
 
     return load_with
+
+
+@pytest.fixture(scope="session")
+def byte_tokenizer():
+    """``byte_tokenizer(merges=["\nh"], trim=True)``: a byte-level tokenizer with these two-byte tokens, as real ones have.
+
+    ``trim`` leaves spaces out of the offsets, as Llama 3's tokenizer does.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    def make(merges=(), trim=False, chat_template=CHAT_TEMPLATE):
+        special = ["<|bos|>", "<|im_start|>", "<|im_end|>"]
+        stand_ins = _byte_characters()
+        pairs = [tuple(stand_ins[byte] for byte in merge.encode()) for merge in merges]
+        tokens = [*stand_ins, *special, *("".join(pair) for pair in pairs)]
+        tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=trim)
+        tokenizer.add_special_tokens(special)
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer,
+            bos_token="<|bos|>",
+            eos_token="<|im_end|>",
+            extra_special_tokens=["<|im_start|>"],
+            chat_template=chat_template,
+            clean_up_tokenization_spaces=False,
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def slow_tokenizer():
+    """ByT5's: bytes, no offsets; its end of sequence is </s>."""
+    from transformers import ByT5Tokenizer
+
+    return ByT5Tokenizer()
+
+
+@pytest.fixture(scope="session")
+def trained_text():
+    """``trained_text(transcript, tokenizer)``: what each trained range says."""
+
+    def texts(transcript, tokenizer):
+        return [tokenizer.decode(transcript.token_ids[start:end]) for start, end in transcript.action_ranges]
+
+    return texts

@@ -78,7 +78,7 @@ def test_position_that_does_not_exist_is_refused():
 
 
 def test_nothing_to_draw_is_refused():
-    with pytest.raises(DataError, match="no prompt to draw"):
+    with pytest.raises(DataError, match="nothing to draw"):
         PromptOrder([], seed=0)
 
 
@@ -108,7 +108,7 @@ def test_weights_are_exact_decimals():
 
 def test_weight_zero_leaves_a_dataset_out_and_a_tiny_one_is_refused():
     assert max(PromptOrder([5, 5], seed=0, probs=[1, 0]).epoch(0)) == 4
-    with pytest.raises(DataError, match=r"data.prompt_probs=0.001 of dataset 1 gives it no row in an epoch of 5"):
+    with pytest.raises(DataError, match=r"the weight 0.001 of dataset 1 gives it no row in an epoch of 5"):
         PromptOrder([5, 5], seed=0, probs=[0.999, 0.001])
 
 

@@ -49,3 +49,42 @@ def test_arithmetic_splits_share_no_question_not_even_turned_round():
 def test_arithmetic_refuses_what_it_does_not_have(call, problem):
     with pytest.raises(ValueError, match=problem):
         rows(f"arithmetic.py:prompts?{call}")
+
+
+def num_digits(answer):
+    return sum(character in "0123456789" for character in answer)
+
+
+def test_preferred_answers_have_clearly_more_digits_and_the_same_length():
+    for row in rows("preferences.py:pairs?count=300"):
+        chosen, rejected = row["chosen"], row["rejected"]
+
+        assert re.fullmatch("[a-z0-9]{6,12}", chosen)
+        assert re.fullmatch("[a-z0-9]{6,12}", rejected)
+        assert len(chosen) == len(rejected)
+        assert num_digits(chosen) - num_digits(rejected) >= 0.25 * len(chosen)
+
+
+def test_taught_answers_have_every_share_of_digits():
+    shares = [num_digits(row["output"]) / len(row["output"]) for row in rows("preferences.py:sft?count=600")]
+
+    assert (min(shares), max(shares)) == (0, 1)
+    assert sum(shares) / len(shares) == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("call", "key"), [("sft", "input"), ("pairs", "prompt"), ("prompts", "input")])
+def test_preference_splits_share_no_prompt_whatever_the_seeds(call, key):
+    train = [row[key] for row in rows(f"preferences.py:{call}?count=700&seed=1")]
+    test = [row[key] for row in rows(f"preferences.py:{call}?count=200&seed=2&split=test")]
+
+    assert (len(set(train)), len(set(test))) == (700, 200)
+    assert not set(train) & set(test)
+    assert train == [row[key] for row in rows(f"preferences.py:{call}?count=700&seed=1")]
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"), [("count=900", "has 779 prompts"), ("split=dev", "use 'train' or 'test'")]
+)
+def test_preferences_refuse_what_they_do_not_have(call, problem):
+    with pytest.raises(ValueError, match=problem):
+        rows(f"preferences.py:pairs?{call}")

@@ -41,7 +41,7 @@ from rlhf_core.records import (
     Trajectory,
     VersionSpan,
 )
-from rlhf_core.rewards import check_reward_config, make_reward_source
+from rlhf_core.rewards import check_functions, make_reward_source
 from rlhf_core.rewards.builtins import BUILTINS
 from rlhf_core.storage import RewardRow, RunStore, predicate, query, schema
 
@@ -164,7 +164,7 @@ def test_a_yaml_fragment_is_a_valid_configuration(block):
 
 @pytest.mark.parametrize("block", named([block for block in blocks("yaml") if block.page == "rewards.md"]))
 def test_the_reward_functions_of_a_fragment_load(block, project):
-    check_reward_config(config_of(block.text).reward)
+    check_functions(config_of(block.text).reward)
 
 
 @pytest.mark.parametrize("block", named(blocks("python")))

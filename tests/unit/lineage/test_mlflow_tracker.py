@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from rlhf_core.config import parse_config
 from rlhf_core.errors import ConfigError
-from rlhf_core.lineage import CheckpointRecord, DatasetRecord, NoTracker, make_tracker
+from rlhf_core.lineage import BestRecord, CheckpointRecord, DatasetRecord, NoTracker, make_tracker
 from rlhf_core.lineage.mlflow_tracker import MlflowTracker, TrackerError, flatten
 
 CONFIG = parse_config(
@@ -32,6 +32,7 @@ def checkpoint(version, **changes):
         "uri": f"s3://bucket/checkpoints/v{version:08d}",
         "digest": "d1",
         "parent": "builtin:tiny",
+        "parents": {"policy": "builtin:tiny", "reference": "s3://bucket/runs/sft/checkpoints/v00000007"},
         "manifests": MANIFESTS,
         "metrics": {"eval/pass@1": 0.5},
         "ended_at": 500.0,
@@ -173,6 +174,7 @@ def test_a_checkpoint_is_a_model_that_names_its_shards(client, tracker):
         "uri": "s3://bucket/checkpoints/v00000005",
         "policy_version": "5",
         "parent": "builtin:tiny",
+        "parents": '{"policy": "builtin:tiny", "reference": "s3://bucket/runs/sft/checkpoints/v00000007"}',
         "weight_digest": "d1",
     }
     assert [(m.key, m.value, m.step) for m in model.metrics] == [("eval/pass_at_1", 0.5, 5)]
@@ -185,6 +187,27 @@ def test_a_checkpoint_that_was_cut_off_is_completed_by_the_next_call(client, tra
 
     [model] = client.search_logged_models([tracker._experiment_id], "name = 'run-v00000006'")
     assert (model.status, [m.value for m in model.metrics]) == ("READY", [0.5])
+
+
+def test_one_checkpoint_at_a_time_is_the_best(place, client, tracker, run):
+    """Told by two processes: the second knows nothing of what the first told."""
+    for version in (21, 22):
+        tracker.log_checkpoint(checkpoint(version))
+    tracker.log_best(BestRecord("run-v00000021", 21, "eval/score_mean", 0.5))
+    again = MlflowTracker(place[1], "tests")
+    again.start("run", CONFIG, {})
+
+    for _ in range(2):
+        again.log_best(BestRecord("run-v00000022", 22, "eval/score_mean", 0.75))
+
+    models = client.search_logged_models([tracker._experiment_id])
+    assert [model.name for model in models if model.tags.get("best") == "true"] == ["run-v00000022"]
+    told = {name: value for name, value in run().data.tags.items() if name.startswith("rlhf.best")}
+    assert told == {
+        "rlhf.best_version": "22",
+        "rlhf.best_metric": "eval/score_mean",
+        "rlhf.best_value": "0.75",
+    }
 
 
 def test_many_manifests_are_counted_where_they_do_not_fit(client, tracker):

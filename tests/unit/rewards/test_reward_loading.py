@@ -141,9 +141,12 @@ def test_a_file_that_kills_its_process_is_refused(tmp_path):
     ("config", "named"),
     [
         ({}, "no reward source"),
-        ({"remote_url": "http://localhost:1"}, "reward.remote_url are not available"),
-        ({"model_name_or_path": "some/model"}, "reward.model_name_or_path"),
+        ({"model_name_or_path": "some/model"}, "reward.model_name_or_path='some/model', but the model given is None"),
         ({"functions": [{"use": "digits"}, {"use": "digits"}]}, r"set reward.functions\[1\].name"),
+        (
+            {"functions": [{"use": "digits"}, {"use": "length", "name": "remote"}], "remote_url": "http://a"},
+            r"functions\[1\]: the name 'remote' is taken by the reward's part 'remote'",
+        ),
         ({"functions": [{"use": "digits", "args": {"x": {1, 2}}}]}, r"reward.functions\[0\].args=.* only JSON"),
     ],
 )

@@ -136,16 +136,16 @@ async def test_the_limit_does_not_run_in_the_queue(tmp_path):
         assert [result.status for (result,) in results] == [OK] * 6
 
 
-async def test_when_everything_hangs_the_stage_still_ends(misbehave, monkeypatch):
+async def test_when_everything_hangs_the_stage_still_ends(misbehave, monkeypatch, caplog):
     monkeypatch.setattr(function_source, "MAX_HANGS", 3)
 
     async with pooled(misbehave, timeout=0.2) as (pool, source):
-        started = time.monotonic()
-        results = await source.score(samples(["hang"] * 50))
+        with caplog.at_level(logging.WARNING, logger="rlhf"):
+            results = await source.score(samples(["hang"] * 50))
 
         assert [result.status for result in results] == [TIMED_OUT] * 50
         assert "not tried alone" in results[-1].error
-        assert time.monotonic() - started < 5  # 51 limits and new workers would be over 10 s
+        assert len(caplog.records) == 2 + 3  # two batches and three samples ran into the limit, not 50
         assert pool.worker_count == 1
 
 
@@ -321,7 +321,7 @@ async def test_a_function_that_cannot_be_loaded_is_an_error_of_the_source():
 async def test_workers_import_nothing_heavy(tmp_path):
     code = """
     import sys
-    HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers", "pyarrow", "prefect", "mlflow", "pydantic")
+    HEAVY = ("torch", "vllm", "ray", "deepspeed", "transformers", "pyarrow", "prefect", "mlflow", "pydantic", "httpx")
     def reward_func(q, p, l): return [sum(name in sys.modules for name in HEAVY)]
     """
 

@@ -158,6 +158,22 @@ def test_a_manifest_that_names_an_absent_part_is_not_committed(run_store):
     assert run_store.stage(1, Stage.ROLLOUT) is None
 
 
+def test_a_manifest_that_names_an_absent_part_of_an_earlier_iteration_is_not_committed(run_store):
+    part = run_store.publish_trajectories(1, [trajectory()])
+    run_store.objects.delete(part.path)
+
+    with pytest.raises(StorageError, match="is not there whole"):
+        run_store.commit(manifest([part], iteration=2))
+
+
+def test_a_manifest_names_no_part_of_another_stage_or_of_the_future(run_store):
+    part = run_store.publish_trajectories(1, [trajectory()])
+
+    for elsewhere in (manifest([part], iteration=0), manifest([part], Stage.REWARD)):
+        with pytest.raises(StorageError, match="names parts of its own stage, of its or an earlier iteration"):
+            run_store.commit(elsewhere)
+
+
 def test_case_126_a_part_is_not_counted_twice(run_store):
     part = run_store.publish_trajectories(1, [trajectory()])
 

@@ -136,6 +136,42 @@ def test_an_unlinked_file_is_independent_of_its_source(tmp_path):
     assert objects.read("weights") == b"weights"
 
 
+def test_a_linked_copy_shares_its_blocks_and_outlives_the_object(tmp_path):
+    objects = ObjectStore(str(tmp_path / "store"))
+    objects.put("weights", b"weights")
+
+    objects.get_file("weights", tmp_path / "cache" / "linked", link=True)
+    objects.get_file("weights", tmp_path / "cache" / "copied")
+    shared = [(tmp_path / "cache" / name).samefile(tmp_path / "store" / "weights") for name in ("linked", "copied")]
+    objects.delete("weights")
+
+    assert shared == [True, False]
+    assert (tmp_path / "cache" / "linked").read_bytes() == b"weights"
+
+
+def test_a_copy_from_another_disk_is_a_copy(objects, tmp_path, monkeypatch):
+    def another_disk(source, target):
+        raise OSError(18, "Invalid cross-device link")
+
+    objects.put("weights", b"weights")
+    monkeypatch.setattr(os, "link", another_disk)
+
+    objects.get_file("weights", tmp_path / "copied", link=True)
+
+    assert (tmp_path / "copied").read_bytes() == b"weights"
+
+
+def test_a_folder_is_removed_with_all_that_is_in_it(objects):
+    for path in ("a/b/c", "a/d", "ab"):
+        objects.put(path, b"x")
+
+    objects.remove_folder("a")
+    objects.remove_folder("a")
+
+    assert objects.list() == ["ab"]
+    assert objects.children() == ["ab"]
+
+
 @pytest.mark.parametrize("path", ["../outside", "/absolute", "a/../../b", "", ".", "a\\b", "a\0b"])
 def test_a_path_cannot_leave_the_store(objects, path):
     with pytest.raises(StorageError, match="leaves its store"):

@@ -42,6 +42,16 @@ def test_rewards_are_filled_in_where_there_are_any(run):
     )
 
 
+def test_only_the_groups_of_a_batch_are_shown(run_store):
+    """Three groups share a shard; g1 was filtered, and g2 waited for the batch of iteration 2."""
+    part = run_store.publish_trajectories(1, [trajectory(f"g{i}") for i in range(3)])
+    for iteration, group in ((1, "g0"), (2, "g2")):
+        run_store.commit(manifest([part], iteration=iteration, body={"selected": [{"group_id": group}]}))
+
+    assert trajectories(run_store)["group_id"].to_pylist() == ["g0", "g2"]
+    assert trajectories(run_store, iteration=2)["group_id"].to_pylist() == ["g2"]
+
+
 def test_a_failed_scoring_shows_its_status_and_error(run_store):
     failed = RewardRow("g0", 0, RewardResult(RewardStatus.ERROR, error="ZeroDivisionError"))
     run_store.commit(manifest([run_store.publish_trajectories(1, [trajectory(reward=9.0)])]))

@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from storage_samples import assert_same, experience, manifest, reward_row, trajectory
 
-from rlhf_core.errors import ConfigError, ConflictError
-from rlhf_core.records import Stage
+from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError
+from rlhf_core.records import PromptCursor, Round, Stage
 from rlhf_core.storage import RunStore
 
 
@@ -145,6 +145,65 @@ def test_case_10_rows_of_a_superseded_attempt_are_kept_and_not_read(run_store):
 
     assert [row.answer for row in rows] == ["new"]
     assert len(run_store.published_parts(6, Stage.ROLLOUT)) == 3
+
+
+def played(number=0, iteration=1, **changes):
+    fields = {
+        "iteration": iteration,
+        "number": number,
+        "epoch": 0,
+        "cursor_out": PromptCursor(0, 8),
+        "drawn": 2,
+        "verdicts": {"g0": "kept", "g1": "too_low"},
+        "places": {"g0": "p0", "g1": "p1"},
+        "parts": (),
+        "scored": {"parts": [], "scores": {"g0": [0.0, 1.0], "g1": [0.0, 0.0]}},
+    }
+    return Round(**(fields | changes))
+
+
+def test_a_round_is_recorded_once(run_store):
+    first = run_store.record_round(played(parts=(run_store.publish_trajectories(1, [trajectory()]),)))
+
+    second = run_store.record_round(played(drawn=9))
+
+    assert second == first
+    assert run_store.rounds(1) == [first]
+    assert run_store.rounds(2) == []
+
+
+def test_rounds_come_back_in_order(run_store):
+    for number in range(12):
+        run_store.record_round(played(number))
+
+    assert [found.number for found in run_store.rounds(1)] == list(range(12))
+
+
+def test_a_round_that_is_missing_or_of_elsewhere_is_an_error(run_store):
+    run_store.record_round(played(1))
+    with pytest.raises(CorruptShardError, match=r"rounds/00\.json is missing"):
+        run_store.rounds(1)
+
+    run_store.objects.put(
+        "iterations/00000002/rounds/01.json", run_store.objects.read("iterations/00000001/rounds/01.json")
+    )
+    with pytest.raises(CorruptShardError, match="is round 1 of iteration 1: it does not belong there"):
+        run_store.round(2, 1)
+
+
+def test_the_parts_of_an_earlier_round_are_not_read_again(run_store):
+    first, second = (run_store.publish_trajectories(1, [trajectory(group)]) for group in ("g0", "g1"))
+
+    assert run_store.published_parts(1, Stage.ROLLOUT, without={first.path}) == [second]
+
+
+def test_a_manifest_may_name_parts_of_an_earlier_iteration(run_store):
+    """A group that waited was sampled then."""
+    waited, new = (run_store.publish_trajectories(i, [trajectory(f"g{i}", iteration=i)]) for i in (1, 2))
+
+    ref = run_store.commit(manifest([waited, new], iteration=2))
+
+    assert [row.group_id for row in run_store.read_trajectories(run_store.read_manifest(ref).parts)] == ["g1", "g2"]
 
 
 def test_an_evaluation_is_recorded_once(run_store):

@@ -6,13 +6,14 @@ import pytest
 import torch
 import training_batches as tb
 
+from rlhf_core.algorithms.logprobs import chunked_logprobs
 from rlhf_core.training.model import TokenScores
 from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
 
 
-def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0):
+def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0, aux_loss=None):
     entropy_BT = torch.zeros_like(logprobs_BT) if entropy_BT is None else entropy_BT
-    scores = TokenScores(logprobs_BT, entropy_BT)
+    scores = TokenScores(logprobs_BT, entropy_BT, aux_loss)
     return micro_batch_loss(config, step or tb.step_of(*rows), tb.batch_of(*rows), scores, kl_coef)
 
 
@@ -30,7 +31,7 @@ def test_ppo_golden_row():
     assert part.loss.item() == pytest.approx(0.052385, abs=1e-6)
     assert sums_of(part)["clipped"] / sums_of(part)["tokens"] == 0.5
     assert sums_of(part)["approx_kl"] / sums_of(part)["tokens"] == pytest.approx(0.05, abs=1e-6)
-    assert part.ratio_max.item() == pytest.approx(1.349859, abs=1e-6)
+    assert part.peak.item() == pytest.approx(1.349859, abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["token", "sample", "constant_length"])
@@ -104,6 +105,51 @@ def test_entropy_bonus_lowers_the_loss():
     assert sums_of(part)["entropy"] == 4
 
 
+@pytest.mark.golden
+def test_case_66_entropy_bonus_of_the_sampled_distribution_has_a_gradient():
+    """Temperature .7, coefficient .01, logits [2, 1, 0]."""
+    weight = torch.tensor([[2.0], [1.0], [0.0]], requires_grad=True)
+    hidden, target = torch.ones(1, 1), torch.zeros(1, dtype=torch.long)
+    logprobs, entropy = chunked_logprobs(hidden, weight, None, target, 0.7, 8, want_entropy=True)
+    row = tb.experience(logprobs.tolist(), advantage=0.0)
+
+    part = loss_of(
+        tb.config("actor.entropy_coef=0.01"),
+        [row],
+        *(torch.nn.functional.pad(values, (1, 0)).unsqueeze(0) for values in (logprobs, entropy)),
+    )
+    part.loss.backward()
+
+    p = torch.softmax(torch.tensor([2.0, 1.0, 0.0]) / 0.7, 0)
+    expected = -(p * p.log()).sum()
+    assert part.loss.item() == pytest.approx(-0.01 * expected.item(), abs=1e-7)
+    assert sums_of(part)["entropy"] == pytest.approx(expected.item(), abs=1e-6)
+    torch.testing.assert_close(weight.grad[:, 0], 0.01 * p * (p.log() + expected) / 0.7, atol=1e-7, rtol=0)
+
+
+def test_balancing_loss_of_the_step_is_a_mean_over_its_rows():
+    """Micro-batches of one and of three rows, balancing losses 2 and 4: (2 + 3 × 4) / 4."""
+    config = tb.config("actor.aux_loss_coef=0.1")
+    rows = [tb.experience([-1.0] * n, advantage=0.0) for n in (3, 1, 1, 1)]
+    step, aux_losses = tb.step_of(*rows), torch.tensor([2.0, 4.0], requires_grad=True)
+
+    parts = [
+        loss_of(config, part, tb.padded(*[[-1.0] * row.num_actions for row in part]), step=step, aux_loss=aux_loss)
+        for part, aux_loss in zip((rows[:1], rows[1:]), aux_losses, strict=True)
+    ]
+    total = sum(part.loss for part in parts)
+    total.backward()
+
+    assert total.item() == pytest.approx(0.1 * 3.5)
+    assert sum(sums_of(part)["aux_loss"] for part in parts) == 3.5
+    torch.testing.assert_close(aux_losses.grad, torch.tensor([0.1 / 4, 0.1 * 3 / 4]))
+
+
+def test_update_that_wants_a_balancing_loss_does_not_go_on_without_one():
+    with pytest.raises(AssertionError, match="balancing loss"):
+        loss_of(tb.config("actor.aux_loss_coef=0.1"), [tb.experience([-1.0])], tb.padded([-1]))
+
+
 def test_unknown_numbers_in_the_padding_do_not_count():
     rows = [tb.experience([-1.0, -1.0]), tb.experience([-1.0])]
     logprobs_BT = tb.padded([-1, -1], [-1])
@@ -122,3 +168,13 @@ def test_filler_has_a_graph_and_adds_nothing():
     assert part.loss.item() == 0
     assert not part.sums.any()
     assert not logprobs_BT.grad.any()
+
+
+def test_filler_keeps_the_routers_in_the_graph():
+    aux_loss = torch.tensor(2.0, requires_grad=True)
+
+    part = filler_loss(TokenScores(tb.padded([-1]), None, aux_loss))
+    part.loss.backward()
+
+    assert part.loss.item() == 0
+    assert aux_loss.grad.item() == 0

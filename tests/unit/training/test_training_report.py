@@ -5,18 +5,19 @@ import math
 import pytest
 import torch
 
-from rlhf_core.training.objective import SUMS, MicroBatchLoss
+from rlhf_core.training.objective import SUMS
 from rlhf_core.training.ranks import RankInfo
-from rlhf_core.training.report import StepTally, UpdateTally
+from rlhf_core.training.report import UpdateTally
+from rlhf_core.training.step import LossPart, StepTally
 
 
 def part(loss=0.0, ratio_max=1.0, **sums):
     values = torch.tensor([sums.get(name, 0.0) for name in SUMS], dtype=torch.float64)
-    return MicroBatchLoss(torch.tensor(loss), values, torch.tensor(ratio_max))
+    return LossPart(torch.tensor(loss), values, torch.tensor(ratio_max))
 
 
 def step_of(*parts):
-    tally = StepTally(torch.device("cpu"))
+    tally = StepTally(SUMS, torch.device("cpu"))
     for item in parts:
         tally.add(item)
     return tally

@@ -1,0 +1,47 @@
+"""The processes of PPO's critic."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rlhf_core.cluster.rank_worker import TrainedWorker
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from rlhf_core.cluster.context import WorkerContext
+    from rlhf_core.cluster.rank_worker import Seat
+    from rlhf_core.records import StageRef
+    from rlhf_core.training.critic import CriticTrainer  # noqa: F401  what the base class is of
+
+FOLDER = "critic"  # of its files below those of a checkpoint
+
+
+class CriticWorker(TrainedWorker["CriticTrainer"]):
+    """Ray actor around one rank of the critic."""
+
+    def __init__(self, context: WorkerContext, rank: int) -> None:
+        super().__init__(context, "critic", rank, FOLDER)
+
+    def start(self, seat: Seat, total_steps: int) -> int:
+        """Load the model as it was before training. Returns its version: 0 if it was not started before."""
+        from rlhf_core.training.critic import CriticTrainer  # noqa: F401  what the base class is of
+
+        if self._trainer is None:
+            model = self._context.model("critic")
+            self._trainer = CriticTrainer(self._config, model, self._join(seat), total_steps)
+        return self._trainer.version
+
+    def values(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
+        """Values of this rank's share of the trained rows: see ``CriticTrainer.values``."""
+        rows = self._rows(rollout, reward)
+        values = self._running.values(rows, self._config.algo.advantage.bootstrap_truncated)
+        return {rows[index].key: of_row for index, of_row in values.items()}
+
+    def update(self, iteration: int, experience: StageRef) -> dict[str, float]:
+        """Train on the rows of an iteration; the version goes up by one. Returns the metrics, the same on every rank."""
+        rows = self._store.read_experience(self._store.read_manifest(experience).parts)
+        metrics = self._running.update(rows, iteration)
+        return {f"critic/{name}": value for name, value in metrics.items() if math.isfinite(value)}

@@ -1,0 +1,170 @@
+"""One rank of PPO's critic: values rows, learns from the returns of the experiences.
+
+It takes the same optimizer steps over the same rows as the policy, with an optimizer of its own, and may do so at the same
+time: neither looks at the other during an update.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from rlhf_core.algorithms.aggregation import aggregate
+from rlhf_core.algorithms.losses import ValueLossInput, value_loss
+from rlhf_core.batching import collate_experiences
+from rlhf_core.errors import TrainingError
+from rlhf_core.records import ActionRange
+from rlhf_core.telemetry import get_logger
+from rlhf_core.training.policy import plan_experiences
+from rlhf_core.training.scoring import first_bad_row, map_rows
+from rlhf_core.training.step import LossPart, no_loss
+from rlhf_core.training.trainer import EngineTrainer, TrainedModel, seed_everything
+from rlhf_core.training.value_model import ValueScorer, load_sequence_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from rlhf_core.batching import MicroBatch, OptimizerStep, TokenBatch, TokenRow
+    from rlhf_core.config import Config
+    from rlhf_core.records import Experience
+    from rlhf_core.training.ranks import RankInfo
+
+logger = get_logger(__name__)
+
+# Sums over action tokens, or shares of the step's loss. Returns and errors (return minus old value) as (sum, sum of squares).
+SUMS = ("loss", "tokens", "clipped", "value", "return", "return_squared", "error", "error_squared")
+
+
+@dataclass(frozen=True, slots=True)
+class WithNextToken:
+    """A row that goes on by one action token after its last one: the value before that token is asked for too."""
+
+    token_ids: NDArray[np.int32]
+    action_ranges: tuple[ActionRange, ...]
+    temperature: float
+
+    @classmethod
+    def of(cls, row: TokenRow) -> WithNextToken:
+        """The longer row; which token comes next does not matter, for nothing looks at it."""
+        *before, (start, end) = row.action_ranges
+        return cls(np.append(row.token_ids, np.int32(0)), (*before, ActionRange(start, end + 1)), row.temperature)
+
+
+class CriticTrainer(EngineTrainer):
+    """The critic under DeepSpeed: an ``EngineTrainer`` whose model gives one number a token.
+
+    Raises:
+        TrainingError: the model cannot be loaded with such a head.
+    """
+
+    def __init__(self, config: Config, model_path: str, rank: RankInfo, total_steps: int) -> None:
+        self.config = config
+        seed_everything(config.train.seed)
+        sequence_model = load_sequence_model(config, model_path, config.train.seed)
+        scorer = ValueScorer(sequence_model)
+        model = TrainedModel(scorer, sequence_model, tuple(scorer.head.parameters()), model_path, config.critic)
+        super().__init__(model, config.ds, rank, total_steps)
+
+    def values(self, rows: Sequence[TokenRow], bootstrap: bool = False) -> dict[int, NDArray[np.float32]]:
+        """Values of this rank's share of the rows, by index of the row: ``[T]``, index t before token t, 0 outside actions.
+
+        Args:
+            rows: all of them, the same on every rank; each has an action.
+            bootstrap: ``[T + 1]`` instead: the index after the last action is the value of what would follow it.
+        """
+        self.engine.eval()
+
+        def forward(batch: TokenBatch) -> torch.Tensor:
+            return self.engine(batch.input_ids_BT, batch.action_mask_BT)
+
+        asked = [WithNextToken.of(row) for row in rows] if bootstrap else rows
+        return map_rows(forward, asked, self.rank, self.config)
+
+    def update(self, rows: Sequence[Experience], iteration: int) -> dict[str, float]:
+        """Train on the returns of one iteration. Returns metrics by name, the same on every rank; see ``PolicyTrainer``."""
+        started = time.monotonic()
+        sums, grad_norms, skipped = dict.fromkeys(SUMS, 0.0), [], 0
+        lr = self.next_lr
+        with self.updating():
+            for step in plan_experiences(rows, self.config, self.rank.world_size, iteration):
+                lr = self.next_lr
+                tally, grad_norm = self._step(step, rows)
+                if grad_norm is None:
+                    skipped += 1
+                    continue
+                grad_norms.append(grad_norm)
+                for name, value in tally.items():
+                    sums[name] += value
+        return {
+            **_means(sums, len(grad_norms)),
+            "grad_norm": sum(grad_norms) / max(len(grad_norms), 1),
+            "lr": lr,
+            "applied_steps": float(len(grad_norms)),
+            "skipped_steps": float(skipped),
+            "memory_gib": self.rank.peak_memory_gib(),
+            "seconds": time.monotonic() - started,
+        }
+
+    def _step(self, step: OptimizerStep, rows: Sequence[Experience]) -> tuple[dict[str, float], float | None]:
+        bad = first_bad_row(step, rows)
+        if bad is not None:
+            logger.warning("step skipped: group %s sample %s is not finite", bad.group_id, bad.sample_index)
+            return {}, None
+        tally, grad_norm = self.take_step(step.micro_batches, lambda batch: self._loss(step, batch, rows), SUMS)
+        return tally.sums, grad_norm
+
+    def _loss(self, step: OptimizerStep, micro_batch: MicroBatch, rows: Sequence[Experience]) -> LossPart:
+        batch = collate_experiences([rows[i] for i in micro_batch.rows]).to(self.rank.torch_device)
+        mask_BT = batch.tokens.action_mask_BT
+        values_BT = self.engine(batch.tokens.input_ids_BT, mask_BT)
+        if micro_batch.filler:
+            return no_loss(values_BT, len(SUMS))
+        if batch.values_BT is None:
+            raise TrainingError("experience without values: it was made by a run without a critic")
+        result = value_loss(
+            ValueLossInput(values_BT, batch.values_BT, batch.returns_BT, mask_BT, self.config.critic.value_clip)
+        )
+        loss = aggregate(result.loss_BT, mask_BT, "token", num_tokens=step.num_tokens, num_sequences=step.num_sequences)
+        returns_N = batch.returns_BT[mask_BT].double()
+        errors_N = returns_N - batch.values_BT[mask_BT].double()
+        sums = (
+            loss.detach(),
+            result.num_tokens,
+            result.clipped_sum,
+            values_BT.detach()[mask_BT].sum(),
+            returns_N.sum(),
+            returns_N.square().sum(),
+            errors_N.sum(),
+            errors_N.square().sum(),
+        )
+        return LossPart(loss, torch.stack([value.to(torch.float64) for value in sums]))
+
+
+def _means(sums: dict[str, float], steps: int) -> dict[str, float]:
+    """Means over the action tokens of the applied steps."""
+    tokens = max(sums["tokens"], 1.0)
+    metrics = {
+        "loss": sums["loss"] / max(steps, 1),
+        "clip_fraction": sums["clipped"] / tokens,
+        "value_mean": sums["value"] / tokens,
+        "return_mean": sums["return"] / tokens,
+    }
+    explained = explained_variance(tokens, sums)
+    return metrics if math.isnan(explained) else {**metrics, "explained_variance": explained}
+
+
+def explained_variance(tokens: float, sums: dict[str, float]) -> float:
+    """``1 - Var(return - old value) / Var(return)``: 1 for a critic that knew; NaN where all returns are equal."""
+
+    def variance(name: str) -> float:
+        return sums[f"{name}_squared"] / tokens - (sums[name] / tokens) ** 2
+
+    spread = variance("return")
+    return 1 - variance("error") / spread if spread > 1e-12 else math.nan

@@ -1,0 +1,66 @@
+"""What one optimizer step adds up to, over its micro-batches and over all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import distributed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossPart:
+    """What one micro-batch adds to its optimizer step."""
+
+    loss: torch.Tensor  # scalar with a graph
+    sums: torch.Tensor  # [K] float64, detached: statistics that add up, named by the objective
+    peak: torch.Tensor | None = None  # scalar, detached: a statistic of which the largest counts
+
+
+class StepTally:
+    """The sum of the parts of one step on one rank; after ``reduce`` that of all ranks."""
+
+    def __init__(self, names: Sequence[str], device: torch.device) -> None:
+        self._names = tuple(names)
+        self._sums = torch.zeros(len(self._names), dtype=torch.float64, device=device)
+        self._peak = torch.zeros((), dtype=torch.float64, device=device)
+        self._finite = torch.ones((), dtype=torch.float64, device=device)  # 1 while every loss was finite
+
+    def add(self, part: LossPart) -> None:
+        """Count one micro-batch."""
+        self._sums += part.sums
+        if part.peak is not None:
+            self._peak = torch.maximum(self._peak, part.peak.double())
+        self._finite = self._finite * torch.isfinite(part.loss.detach()).double()
+
+    def reduce(self) -> bool:
+        """Make the tally that of all ranks (a collective). True if every loss of the step is finite."""
+        extremes = torch.stack([self._peak.nan_to_num(torch.inf), -self._finite])
+        distributed.all_reduce(self._sums)
+        distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
+        self._peak, self._finite = extremes[0], -extremes[1]
+        return bool(self._finite.item())
+
+    @property
+    def sums(self) -> dict[str, float]:
+        """By name."""
+        return dict(zip(self._names, self._sums.tolist(), strict=True))
+
+    @property
+    def peak(self) -> float:
+        """The largest of the parts' peaks, at least 0."""
+        return float(self._peak)
+
+
+def no_loss(graph: torch.Tensor, width: int) -> LossPart:
+    """Nothing, with a graph through the whole model, so that this rank takes part in the backward of the others.
+
+    Args:
+        graph: what the model answered for the filler rows.
+        width: statistics of the objective.
+    """
+    return LossPart(graph.sum() * 0.0, torch.zeros(width, dtype=torch.float64, device=graph.device))

@@ -1,0 +1,183 @@
+"""A backbone with one number a token: the critic of PPO, and reward models.
+
+::
+
+    ValueScorer      input_ids [B, T] ─▶ backbone ─▶ hidden before each action [N, H] ─▶ head ─▶ values [B, T], 0 elsewhere
+    SequenceScorer   input_ids [B, T] ─▶ backbone ─▶ hidden of each last token [B, H] ─▶ head ─▶ scores [B]
+
+Both hold a sequence classifier of Hugging Face with one output, so that what is trained here is exported as a plain folder,
+and either can start from the other's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForSequenceClassification
+
+from rlhf_core.errors import TrainingError
+from rlhf_core.training.model import (
+    at_actions,
+    hidden_before_actions,
+    large_hidden,
+    load_model_config,
+    load_weights,
+    refuse_missing,
+    scripted,
+)
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from rlhf_core.training.model import LoadSettings
+
+SCORER = "sequence classifier with one output"
+
+
+def load_sequence_model(settings: LoadSettings, path: str, seed: int) -> PreTrainedModel:
+    """A sequence classifier with one output, in host memory, without dropout.
+
+    From the folder of a reward model or critic it is loaded whole. From that of a language model it gets a new head, small
+    and normal with a standard deviation of ``1 / sqrt(H + 1)``, the same on every rank.
+
+    Args:
+        settings: the run's.
+        path: folder or id.
+        seed: of a new head.
+
+    Raises:
+        TrainingError: the folder or id cannot be loaded as one, has several outputs, or has a head that is more than a
+            linear layer on the last token.
+    """
+    model_config = load_model_config(settings, path, SCORER, num_labels=1)
+    _forget_padding_that_ends_rows(model_config)
+    model, missing = load_weights(AutoModelForSequenceClassification, settings, path, SCORER, model_config)
+    head = _head_of(model)
+    of_head = {
+        name for name, parameter in model.named_parameters() if parameter is head.weight or parameter is head.bias
+    }
+    refuse_missing([name for name in missing if name not in of_head], path, SCORER)
+    if of_head & set(missing):
+        _reset_head(head, seed)
+    return model
+
+
+class ScoreHead(nn.Module):  # type: ignore[misc]
+    """A linear layer with one output, computed in fp32 whatever its type.
+
+    It holds the layer's parameters itself, so that ZeRO-3 gathers them for this forward pass.
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.weight = layer.weight
+        self.bias = layer.bias
+
+    def forward(self, hidden_NH: torch.Tensor) -> torch.Tensor:
+        """fp32 ``[N]``."""
+        bias = None if self.bias is None else self.bias.float()
+        return functional.linear(hidden_NH.float(), self.weight.float(), bias).squeeze(1)
+
+
+class ValueScorer(nn.Module):  # type: ignore[misc]
+    """What is still to be earned, before each action: **index t is the value before token t is spoken**.
+
+    It comes from the hidden state at t - 1, as the log-prob of token t does.
+
+    The sequence model itself is not a child: see ``TokenScorer``.
+
+    Raises:
+        TrainingError: the head is more than a linear layer with one output.
+    """
+
+    def __init__(self, sequence_model: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = sequence_model.base_model
+        self.head = ScoreHead(_head_of(sequence_model))
+
+    def forward(self, input_ids_BT: torch.Tensor, action_mask_BT: torch.Tensor) -> torch.Tensor:
+        """fp32 values ``[B, T]``, 0 outside actions.
+
+        Args:
+            input_ids_BT: padded to the right.
+            action_mask_BT: bool, False at index 0.
+        """
+        hidden_BTH = self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+        return at_actions(self.head(hidden_before_actions(hidden_BTH, action_mask_BT)), action_mask_BT)
+
+
+class SequenceScorer(nn.Module):  # type: ignore[misc]
+    """One score a row, from the hidden state of its last token, whichever token that is.
+
+    Hugging Face's class looks for the last token that is not padding instead: the same for rows that end otherwise.
+
+    Raises:
+        TrainingError: the head is more than a linear layer with one output.
+    """
+
+    def __init__(self, sequence_model: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = sequence_model.base_model
+        self.head = ScoreHead(_head_of(sequence_model))
+
+    def forward(self, input_ids_BT: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
+        """fp32 scores ``[B]``.
+
+        Args:
+            input_ids_BT: padded to the right.
+            lengths_B: tokens of each row, at least 1.
+        """
+        hidden_BTH = self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+        rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
+        return self.head(hidden_BTH[rows_B, lengths_B - 1])
+
+
+def _head_of(model: PreTrainedModel) -> nn.Linear:
+    """The layer on top of the backbone, if a score is nothing but that layer at the last token."""
+    name, backbone = type(model).__name__, model.base_model
+    layers = [child for child in model.children() if child is not backbone and any(True for _ in child.parameters())]
+    if backbone is model or len(layers) != 1 or not isinstance(layers[0], nn.Linear) or layers[0].out_features != 1:
+        raise TrainingError(f"{name} is not a backbone and one linear layer with one output: not supported as a scorer")
+    [layer] = layers
+    if not _scores_last_token(model, layer):
+        raise TrainingError(
+            f"the score of {name} is not that of its linear layer at the last token: not supported as a scorer"
+        )
+    return layer
+
+
+def _scores_last_token(model: PreTrainedModel, layer: nn.Linear) -> bool:
+    """Compare the model's own score of made-up hidden states with its layer's."""
+    hidden_1TH = large_hidden(layer)
+    padding = model.config.get_text_config().pad_token_id
+    ids_1T = torch.full((1, 2), 1 if padding == 0 else 0, device=hidden_1TH.device)  # no padding
+    with torch.no_grad(), scripted(model.base_model, hidden_1TH):
+        try:
+            score = model(input_ids=ids_1T).logits
+        except (IndexError, TypeError, AttributeError):  # it asks for more than the last hidden states
+            return False
+        expected = layer(hidden_1TH[:, -1])
+    return score.shape == expected.shape and bool(torch.allclose(score.float(), expected.float(), rtol=1e-2, atol=1e-2))
+
+
+def _reset_head(head: nn.Linear, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight_1H = torch.empty(head.weight.shape).normal_(0, (head.in_features + 1) ** -0.5, generator=generator)
+    with torch.no_grad():
+        head.weight.copy_(weight_1H)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def _forget_padding_that_ends_rows(model_config: PretrainedConfig) -> None:
+    """Where the padding token is an end token, Hugging Face would score the token before the end of each row.
+
+    Without a padding token its classifier refuses batches instead, and scores single rows at their end.
+    """
+    text = model_config.get_text_config()
+    ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
+    if text.pad_token_id in ends:
+        text.pad_token_id = None
