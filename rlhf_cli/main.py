@@ -138,12 +138,12 @@ def doctor(as_json: AsJson = False) -> None:
 @app.command("serve-reward")
 def serve_reward(
     model: Annotated[str, typer.Argument(help="A reward model: folder, hub id, or run:ID.")],
-    host: Annotated[str, typer.Option(help="Address to serve on; another than loopback needs --token-env.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Other than loopback needs --token-env.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 5000,
     token_env: Annotated[str | None, typer.Option(help="Environment variable with the clients' bearer token.")] = None,
     max_batch: Annotated[int, typer.Option(min=1, help="Texts scored together.")] = 32,
     max_wait_ms: Annotated[float, typer.Option(min=0, help="How long a batch waits for more texts.")] = 5,
-    max_queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; then requests are answered with 503.")] = 4096,
+    max_queue: Annotated[int, typer.Option(min=1, help="Texts that may wait; then: 503.")] = 4096,
     max_len: Annotated[int | None, typer.Option(min=1, help="Longest text, tokens; default: the model's own.")] = None,
     micro_batch_size: Annotated[int, typer.Option(min=1, help="Texts per forward pass.")] = 8,
     dtype: Annotated[Literal["fp32", "bf16", "fp16"], typer.Option(help="Of the weights.")] = "fp32",

@@ -10,10 +10,10 @@ from rlhf_core.storage import Best, CheckpointStore, best_after, best_pointer
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tasks.run import OpenRun
+    from tasks.supervised_run import AnyRun
 
 
-def best_of(run: OpenRun, version: int) -> Best | None:
+def best_of(run: AnyRun, version: int) -> Best | None:
     """The best version up to ``version``, by the recorded evaluations; None where nobody asks for one."""
     ckpt = run.config.ckpt
     if ckpt.best_metric_key is None:
@@ -21,13 +21,13 @@ def best_of(run: OpenRun, version: int) -> Best | None:
     return best_after(run.store, version, ckpt.best_metric_key, ckpt.best_metric_mode)
 
 
-def is_best(run: OpenRun, version: int) -> bool:
+def is_best(run: AnyRun, version: int) -> bool:
     """True if ``version`` has been evaluated and is the best so far: then it is saved."""
     best = best_of(run, version)
     return best is not None and best.version == version
 
 
-def is_saved(run: OpenRun, version: int) -> bool:
+def is_saved(run: AnyRun, version: int) -> bool:
     """True if ``version`` has a complete checkpoint and, where it is the best, ``best.json`` says so."""
     if CheckpointStore(run.store).get(version) is None:
         return False
@@ -35,7 +35,7 @@ def is_saved(run: OpenRun, version: int) -> bool:
     return best is None or best.version != version or best == best_pointer(run.store)
 
 
-def require_best_metric(run: OpenRun, metrics: Collection[str]) -> None:
+def require_best_metric(run: AnyRun, metrics: Collection[str]) -> None:
     """Refuse an evaluation that cannot say which checkpoint is the best.
 
     Raises:

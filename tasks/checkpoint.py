@@ -25,6 +25,7 @@ from tasks.stages import required
 
 if TYPE_CHECKING:
     from rlhf_core.storage import Best
+    from tasks.supervised_run import AnyRun
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)
@@ -40,7 +41,7 @@ async def checkpoint(run_id: str, version: int) -> dict[str, Any]:
         return {"version": version, "superseded_by": newest[0]}
     saved = {"already": True} if newest is not None and newest[0] == version else await _save(run, version, best)
     run.session.check_lease()
-    deleted = await asyncio.to_thread(_settle, run, version, best)
+    deleted = await asyncio.to_thread(settle, run, version, best)
     return {"version": version, **saved, "best": None if best is None else asdict(best), "deleted": deleted}
 
 
@@ -66,7 +67,7 @@ async def _save(run: OpenRun, version: int, best: Best | None) -> dict[str, Any]
     return {"files": len(files), "bytes": sum(entry.bytes for entry in files), **watch.stamp()}
 
 
-def _settle(run: OpenRun, version: int, best: Best | None) -> list[int]:
+def settle(run: AnyRun, version: int, best: Best | None) -> list[int]:
     """The pointers, then the rotation. Returns the versions that were deleted."""
     ckpt = run.config.ckpt
     run.store.set_pointer("latest", {"version": version})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefect import task
 
+from rlhf_core.config import Config
 from rlhf_core.data import models_of
 from rlhf_core.errors import RlhfError
 from rlhf_core.lineage import BestRecord, CheckpointRecord, DatasetRecord
@@ -17,7 +18,7 @@ from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore, best_pointer
 from rlhf_core.telemetry import get_logger
 from tasks.options import TASK_OPTIONS
-from tasks.run import OpenRun, current_run
+from tasks.supervised_run import AnyRun, OpenSupervisedRun, current_any_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ async def track(run_id: str, insist: bool = False) -> str | None:
     Raises:
         ConnectionError: the tracker did not take it, and ``insist``.
     """
-    run = current_run(run_id)
+    run = current_any_run(run_id)
     try:
         await asyncio.to_thread(_tell, run, insist)
     except (RlhfError, OSError) as error:
@@ -51,7 +52,7 @@ async def track(run_id: str, insist: bool = False) -> str | None:
 async def tell_failure(run_id: str) -> None:
     """Mark the tracker's run as failed; a retry marks it as running again. The failure itself is what matters."""
     try:
-        await asyncio.to_thread(current_run(run_id).tracker.finish, succeeded=False)
+        await asyncio.to_thread(current_any_run(run_id).tracker.finish, succeeded=False)
     except (RlhfError, OSError) as error:
         logger.warning("the tracker was not told of the failure: %s", error)
 
@@ -72,7 +73,7 @@ def iteration_metrics(store: RunStore, iteration: int) -> dict[str, float]:
     return metrics
 
 
-def _tell(run: OpenRun, over: bool) -> None:
+def _tell(run: AnyRun, over: bool) -> None:
     """What is new since the last call; the newest version again, whose checkpoint may have come later than its update."""
     tracker, store = run.tracker, run.store
     if not run.tracked:
@@ -89,7 +90,7 @@ def _tell(run: OpenRun, over: bool) -> None:
         tracker.finish(succeeded=True)
 
 
-def _start(run: OpenRun) -> None:
+def _start(run: AnyRun) -> None:
     body = run.store.read_run() or {}
     code: Mapping[str, object] = body.get("code", {})
     tags = {
@@ -103,7 +104,7 @@ def _start(run: OpenRun) -> None:
     run.tracked = True
 
 
-def _tell_iteration(run: OpenRun, iteration: int) -> None:
+def _tell_iteration(run: AnyRun, iteration: int) -> None:
     found = run.store.stage(iteration, Stage.UPDATE)
     assert found is not None, "iterations are completed in order"
     metrics, dataset = iteration_metrics(run.store, iteration), _dataset(run, iteration)
@@ -115,14 +116,18 @@ def _ended_at(body: Mapping[str, Any]) -> float:
     return float(body["started_at"]) + float(body["seconds"])
 
 
-def _dataset(run: OpenRun, iteration: int) -> DatasetRecord:
+def _dataset(run: AnyRun, iteration: int) -> DatasetRecord:
+    if isinstance(run, OpenSupervisedRun):
+        return DatasetRecord(
+            f"{run.run_id}/examples", ",".join(run.config.data.dataset), run.plan.fingerprint, run.method
+        )
     found = run.store.stage(iteration, Stage.ROLLOUT)
     assert found is not None, "an iteration with an update has a rollout"
     ref = found[1]
     return DatasetRecord(f"{run.run_id}/rollout-{iteration:08d}", run.store.url_of(ref.path), ref.sha256, "rollout")
 
 
-def _tell_version(run: OpenRun, version: int) -> None:
+def _tell_version(run: AnyRun, version: int) -> None:
     evaluation = run.store.read_evaluation(version)
     if evaluation is not None:
         run.tracker.log_evaluation(version, evaluation["metrics"], _ended_at(evaluation))
@@ -130,6 +135,7 @@ def _tell_version(run: OpenRun, version: int) -> None:
     if checkpoint is None:
         return
     origins = parents(run)
+    trained_on = Stage.UPDATE if isinstance(run, OpenSupervisedRun) else Stage.ROLLOUT
     run.tracker.log_checkpoint(
         CheckpointRecord(
             name=_model_name(run, version),
@@ -138,26 +144,27 @@ def _tell_version(run: OpenRun, version: int) -> None:
             digest=checkpoint["digest"],
             parent=origins["policy"],
             parents=origins,
-            manifests=[run.store.manifest_url(iteration, Stage.ROLLOUT) for iteration in range(version)],
+            manifests=[run.store.manifest_url(iteration, trained_on) for iteration in range(version)],
             metrics=evaluation["metrics"] if evaluation is not None else {},
             ended_at=_ended_at(evaluation if evaluation is not None else checkpoint),
         )
     )
 
 
-def parents(run: OpenRun) -> dict[str, str]:
+def parents(run: AnyRun) -> dict[str, str]:
     """The models the run uses, by role: a name, or the URL of the checkpoint that a ``run:`` name was pinned to."""
     recorded: dict[str, dict[str, Any]] | None = (run.store.read_run() or {}).get("models")
     if recorded is None:  # a run that began before models were recorded
+        assert isinstance(run.config, Config), "supervised runs have always recorded them"
         return models_of(run.config)
     return {role: str(model.get("url", model["spec"])) for role, model in recorded.items()}
 
 
-def _tell_best(run: OpenRun) -> None:
+def _tell_best(run: AnyRun) -> None:
     best = best_pointer(run.store) if run.config.ckpt.best_metric_key is not None else None
     if best is not None:
         run.tracker.log_best(BestRecord(_model_name(run, best.version), best.version, best.key, best.value))
 
 
-def _model_name(run: OpenRun, version: int) -> str:
+def _model_name(run: AnyRun, version: int) -> str:
     return f"{run.run_id}-v{version:08d}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import task
 from prefect.artifacts import (
@@ -18,8 +18,11 @@ from prefect.logging import get_run_logger
 from rlhf_core.records import Stage
 from tasks.lineage import iteration_metrics
 from tasks.options import TASK_OPTIONS
-from tasks.run import OpenRun, current_run
+from tasks.run import current_run
 from tasks.stages import required
+
+if TYPE_CHECKING:
+    from tasks.supervised_run import AnyRun
 
 # Characters of a prompt or an answer in a table.
 CELL = 400
@@ -77,7 +80,7 @@ async def report_evaluation(run_id: str, version: int) -> None:
 class Progress:
     """The progress artifact of a run."""
 
-    def __init__(self, run: OpenRun) -> None:
+    def __init__(self, run: AnyRun) -> None:
         self._run = run
         self._artifact: Any = None
 

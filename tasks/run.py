@@ -20,7 +20,7 @@ from rlhf_core.cluster.context import WorkerContext, open_store
 from rlhf_core.cluster.groups import ActorGroups, run_members
 from rlhf_core.cluster.placement import place
 from rlhf_core.cluster.session import PlannedSteps, RunSession, cores
-from rlhf_core.config import Config, load_config, parse_config
+from rlhf_core.config import Config, load_config, parse_config, parse_supervised_config
 from rlhf_core.data import models_of, pin_models
 from rlhf_core.errors import ConfigError, WorkerError
 from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from rlhf_core.cluster.rollout_worker import DataFacts
+    from rlhf_core.config import SupervisedConfig
+    from tasks.supervised_run import SupervisedPlan
 
 logger = get_logger(__name__)
 
 Resume = Literal["must", "if-present", "never"]
+KIND = "rlhf"  # of a run by rewards, in run.json
 
 # Sections and keys that say how a run is operated, not what it computes: they may change between two attempts.
 OPERATIONAL = (
@@ -87,6 +90,11 @@ _OPEN: dict[str, OpenRun] = {}
 def current_run(run_id: str) -> OpenRun:
     """The open run; tasks look it up instead of carrying it."""
     return _OPEN[run_id]
+
+
+def is_open(run_id: str) -> bool:
+    """True if this process works on such a run by rewards."""
+    return run_id in _OPEN
 
 
 @asynccontextmanager
@@ -203,9 +211,23 @@ def stored_config(store: RunStore) -> Config:
 
 
 def check_resume(
-    body: dict[str, Any] | None, config: Config, store: RunStore, resume: Resume, flow_run_id: str | None
+    body: dict[str, Any] | None,
+    config: Config | SupervisedConfig,
+    store: RunStore,
+    resume: Resume,
+    flow_run_id: str | None,
+    kind: str = KIND,
 ) -> None:
-    """Refuse a start that does not fit what the log holds."""
+    """Refuse a start that does not fit what the log holds.
+
+    Args:
+        body: of run.json; None if there is no such run.
+        config: what is to be run.
+        store: the run's log.
+        resume: whether the run may, must or must not exist.
+        flow_run_id: of the flow run that asks.
+        kind: of run: by rewards, or the method of a supervised one.
+    """
     if body is None:
         if resume == "must":
             raise ConfigError(f"resume=must, but there is no run at {store.url}: check run_id and storage.root")
@@ -213,8 +235,13 @@ def check_resume(
     own_retry = flow_run_id is not None and body.get("flow_run_id") == flow_run_id
     if resume == "never" and not own_retry:
         raise ConfigError(f"resume=never, but a run exists at {store.url}: choose another run_id, or resume=if-present")
+    if body.get("kind", KIND) != kind:
+        raise ConfigError(
+            f"{store.url} is a run of kind {body.get('kind', KIND)!r}, not {kind!r}: choose another run_id"
+        )
     # Through the schema: a key that did not exist when the run was started had its default.
-    started_with = parse_config(body["config"], source=store.url_of("run.json"))
+    parse = parse_config if isinstance(config, Config) else parse_supervised_config
+    started_with = parse(body["config"], source=store.url_of("run.json"))
     changed = different_keys(started_with.model_dump(mode="json"), config.model_dump(mode="json"))
     if changed:
         listed = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in sorted(changed.items()))
@@ -281,7 +308,7 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     try:
         if body is None:  # actors of an attempt that died before it was recorded may hold what the names meant then
             await session.discard_actors()
-        await _open_session(session, plan_steps)
+        await start_processes(lambda: session.open(plan_steps), session.discard_actors, config.run.max_restarts)
     except BaseException:
         await session.close(keep_actors=False)
         raise
@@ -289,17 +316,19 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     return OpenRun(run_id, config, store, session, plan, tracker)
 
 
-async def _open_session(session: RunSession, plan_steps: Callable[[DataFacts], Awaitable[PlannedSteps]]) -> None:
-    """Start the processes; one that dies while starting costs another attempt, not the run."""
-    attempts = session.config.run.max_restarts + 1
+async def start_processes(
+    open_session: Callable[[], Awaitable[Any]], discard: Callable[[], Awaitable[None]], max_restarts: int
+) -> None:
+    """Start the processes of a session; one that dies while starting costs another attempt, not the run."""
+    attempts = max_restarts + 1
     for attempt in range(1, attempts + 1):
         try:
-            await session.open(plan_steps)
+            await open_session()
         except WorkerError as error:
             if attempt == attempts:
                 raise
             logger.warning("starting the workers again (attempt %d of %d failed): %s", attempt, attempts, error)
-            await session.discard_actors()
+            await discard()
         else:
             return
 
@@ -331,10 +360,17 @@ def make_plan(config: Config, facts: DataFacts) -> RunPlan:
     )
 
 
-def run_document(config: Config, run_id: str, plan: RunPlan, flow_run_id: str | None) -> dict[str, Any]:
+def run_document(
+    config: Config | SupervisedConfig,
+    run_id: str,
+    plan: RunPlan | SupervisedPlan,
+    flow_run_id: str | None,
+    kind: str = KIND,
+) -> dict[str, Any]:
     """``run.json``."""
     return {
         "run_id": run_id,
+        "kind": kind,
         "flow_run_id": flow_run_id,
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": config.train.seed,

@@ -11,15 +11,15 @@ from rlhf_core.records import Part, Stage, StageManifest, StageRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tasks.run import OpenRun
+    from tasks.supervised_run import AnyRun
 
 
-async def finished(run: OpenRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef] | None:
+async def finished(run: AnyRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef] | None:
     """The stage's manifest, if it is done."""
     return await asyncio.to_thread(run.store.stage, iteration, stage)
 
 
-async def required(run: OpenRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef]:
+async def required(run: AnyRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef]:
     """The manifest of a stage that must be done.
 
     Raises:
@@ -32,7 +32,7 @@ async def required(run: OpenRun, iteration: int, stage: Stage) -> tuple[StageMan
 
 
 async def commit(
-    run: OpenRun,
+    run: AnyRun,
     iteration: int,
     stage: Stage,
     parts: Sequence[Part],

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
+from rlhf_core.config import Config, SupervisedConfig
 from rlhf_core.data import PinnedModel, resolve_model
 from rlhf_core.errors import ConfigError
 from rlhf_core.storage import RunStore
@@ -15,17 +16,18 @@ from rlhf_core.telemetry import configure_logging
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlhf_core.config import Config
-    from rlhf_core.config.supervised import SupervisedConfig
+    from rlhf_core.config import Method
     from rlhf_core.generation.settings import Device
 
+ConfigT_co = TypeVar("ConfigT_co", bound=Config | SupervisedConfig, covariant=True)
 
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
+
+@dataclass(frozen=True)
+class BaseContext(Generic[ConfigT_co]):
     """Small and picklable; handed to each actor."""
 
     run_id: str
-    config: Config
+    config: ConfigT_co
     device: Device
     workdir: str  # of the controller: relative paths of the configuration mean the same everywhere
     model_cache: str  # folder of built-in models, and of checkpoints of other runs
@@ -53,6 +55,17 @@ class WorkerContext:
         if Path(self.workdir).is_dir():
             os.chdir(self.workdir)
         configure_logging(self.run_id, worker)
+
+
+class WorkerContext(BaseContext[Config]):
+    """Of a run by rewards."""
+
+
+@dataclass(frozen=True)
+class SupervisedContext(BaseContext[SupervisedConfig]):
+    """Of a run of SFT, reward-model training or DPO."""
+
+    method: Method = "sft"
 
 
 def open_store(config: Config | SupervisedConfig, run_id: str) -> RunStore:

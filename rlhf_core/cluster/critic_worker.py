@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from rlhf_core.cluster.rank_worker import TrainedWorker
+from rlhf_core.cluster.rank_worker import TrainedWorker, trained_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,10 +24,11 @@ class CriticWorker(TrainedWorker["CriticTrainer"]):
 
     def __init__(self, context: WorkerContext, rank: int) -> None:
         super().__init__(context, "critic", rank, FOLDER)
+        self._context, self._config = context, context.config
 
     def start(self, seat: Seat, total_steps: int) -> int:
         """Load the model as it was before training. Returns its version: 0 if it was not started before."""
-        from rlhf_core.training.critic import CriticTrainer  # noqa: F401  what the base class is of
+        from rlhf_core.training.critic import CriticTrainer
 
         if self._trainer is None:
             model = self._context.model("critic")
@@ -36,7 +37,7 @@ class CriticWorker(TrainedWorker["CriticTrainer"]):
 
     def values(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Values of this rank's share of the trained rows: see ``CriticTrainer.values``."""
-        rows = self._rows(rollout, reward)
+        rows = trained_rows(self._store, self._config, rollout, reward)
         values = self._running.values(rows, self._config.algo.advantage.bootstrap_truncated)
         return {rows[index].key: of_row for index, of_row in values.items()}
 

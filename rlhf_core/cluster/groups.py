@@ -21,9 +21,9 @@ from rlhf_core.generation.settings import EngineSettings, engine_environment
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rlhf_core.cluster.context import WorkerContext
+    from rlhf_core.cluster.context import BaseContext
     from rlhf_core.cluster.placement import Placement, Share
-    from rlhf_core.config import Config
+    from rlhf_core.config import Config, SupervisedConfig
     from rlhf_core.generation.settings import Device
 
 # Idle threads that spin take the cores from the other processes of the machine (factor 3 to 4 on busy cores).
@@ -52,7 +52,7 @@ class Member:
 class ActorGroups:
     """Finds or makes the actors of one run."""
 
-    def __init__(self, context: WorkerContext, members: Mapping[str, Member]) -> None:
+    def __init__(self, context: BaseContext[Config | SupervisedConfig], members: Mapping[str, Member]) -> None:
         """``members``: by role; those of which there are none are left out."""
         self._context = context
         self._members = {role: member for role, member in members.items() if member.count}

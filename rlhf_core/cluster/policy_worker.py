@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.engine_group import RayEngineGroup
-from rlhf_core.cluster.rank_worker import RankWorker, TrainedWorker
+from rlhf_core.cluster.rank_worker import RankWorker, TrainedWorker, trained_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -25,6 +25,7 @@ class PolicyWorker(TrainedWorker["PolicyTrainer"]):
 
     def __init__(self, context: WorkerContext, rank: int) -> None:
         super().__init__(context, "policy", rank)
+        self._context, self._config = context, context.config
         self._sync: WeightSync | None = None
 
     def start(self, seat: Seat, total_steps: int) -> int:
@@ -38,7 +39,7 @@ class PolicyWorker(TrainedWorker["PolicyTrainer"]):
 
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Log-probs of this rank's share of the trained rows, ``[T]`` each."""
-        rows = self._rows(rollout, reward)
+        rows = trained_rows(self._store, self._config, rollout, reward)
         return {rows[index].key: values for index, values in self._running.logprobs(rows).items()}
 
     def update(self, iteration: int, experience: StageRef, kl_coef: float) -> dict[str, float]:
@@ -67,6 +68,7 @@ class ReferenceWorker(RankWorker):
 
     def __init__(self, context: WorkerContext, rank: int) -> None:
         super().__init__(context, "reference", rank)
+        self._context, self._config = context, context.config
         self._model: ReferenceModel | None = None
 
     def start(self, seat: Seat) -> None:
@@ -78,7 +80,7 @@ class ReferenceWorker(RankWorker):
 
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Log-probs of this rank's share of the trained rows, ``[T]`` each."""
-        rows = self._rows(rollout, reward)
+        rows = trained_rows(self._store, self._config, rollout, reward)
         if self._model is None:
             raise RuntimeError("the rank is not started: call start() first")
         return {rows[index].key: values for index, values in self._model.logprobs(rows).items()}

@@ -17,9 +17,10 @@ from rlhf_core.errors import TrainingError
 from rlhf_core.storage import CheckpointStore
 
 if TYPE_CHECKING:
-    from rlhf_core.cluster.context import WorkerContext
+    from rlhf_core.cluster.context import BaseContext
+    from rlhf_core.config import Config, SupervisedConfig
     from rlhf_core.records import StageRef, Trajectory
-    from rlhf_core.storage import FileEntry
+    from rlhf_core.storage import FileEntry, RunStore
     from rlhf_core.training.ranks import RankInfo
     from rlhf_core.training.trainer import EngineTrainer
 
@@ -41,10 +42,11 @@ class Seat:
 class RankWorker:
     """One rank of a model."""
 
-    def __init__(self, context: WorkerContext, group: str, rank: int) -> None:
+    def __init__(self, context: BaseContext[Config | SupervisedConfig], group: str, rank: int) -> None:
         context.enter(f"{group}-{rank}")
-        self._context = context
-        self._config = context.config
+        self._limits = context.config.run
+        self._deterministic = context.config.train.full_determinism_enable
+        self._device = context.device
         self._store = context.store
 
     def ping(self) -> None:
@@ -64,21 +66,21 @@ class RankWorker:
             local_rank=0,  # Ray shows each process its own GPU only
             master_addr=seat.address,
             master_port=seat.port,
-            device=self._context.device,
+            device=self._device,
         )
-        init_distributed(info, self._config.run.stage_timeout, self._config.train.full_determinism_enable)
+        init_distributed(info, self._limits.stage_timeout, self._deterministic)
         return info
-
-    def _rows(self, rollout: StageRef, reward: StageRef) -> list[Trajectory]:
-        return trainable(rows_of_batch(self._store, rollout, reward), self._config.rollout.on_error)
 
 
 class TrainedWorker(RankWorker, Generic[Trainer]):
     """One rank of a model that learns. All ranks of the group must be asked together, but for ``version``."""
 
-    def __init__(self, context: WorkerContext, group: str, rank: int, folder: str = "") -> None:
+    def __init__(
+        self, context: BaseContext[Config | SupervisedConfig], group: str, rank: int, folder: str = ""
+    ) -> None:
         """``folder``: of the model's files below those of a checkpoint."""
         super().__init__(context, group, rank)
+        self._export = context.config.ckpt.save_hf
         self._folder = folder
         self._trainer: Trainer | None = None
 
@@ -109,7 +111,7 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
         with tempfile.TemporaryDirectory(prefix="rlhf-save-") as staging:
             folder = Path(staging) / self._folder
             self._running.save(folder / "state")
-            if self._config.ckpt.save_hf:
+            if self._export:
                 self._running.export_hf(folder / "hf")
                 if self._running.average is not None:
                     self._running.export_average(folder / "hf_ema")
@@ -123,3 +125,8 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
         if self._trainer is None:
             raise RuntimeError("the rank is not started: call start() first")
         return self._trainer
+
+
+def trained_rows(store: RunStore, config: Config, rollout: StageRef, reward: StageRef) -> list[Trajectory]:
+    """The rows of an iteration that are trained: the same on every rank of every model."""
+    return trainable(rows_of_batch(store, rollout, reward), config.rollout.on_error)

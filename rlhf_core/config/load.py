@@ -6,11 +6,12 @@ import difflib
 import re
 from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from rlhf_core.config.chain import ChainConfig
 from rlhf_core.config.model import Config
 from rlhf_core.config.supervised import SupervisedConfig
 from rlhf_core.errors import ConfigError
@@ -18,7 +19,8 @@ from rlhf_core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Tree = TypeVar("Tree", Config, SupervisedConfig)
+Tree = TypeVar("Tree", Config, SupervisedConfig, ChainConfig)
+Kind: TypeAlias = Literal["rewards", "supervised", "chain"]
 
 EXTENDS = "extends"
 
@@ -64,6 +66,34 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> Config:
 def load_supervised_config(path: str | Path, overrides: Iterable[str] = ()) -> SupervisedConfig:
     """The same for a run of SFT, reward-model training or DPO."""
     return parse_supervised_config(read_yaml(path), overrides, source=str(path))
+
+
+def load_chain_config(path: str | Path, overrides: Iterable[str] = ()) -> ChainConfig:
+    """The stages of a chain. Their configurations are looked at by ``plan_chain``.
+
+    Args:
+        path: as ``load_config``. A stage's ``config`` that lies beside this file is found there.
+        overrides: ``section.key=value`` for every stage, ``NAME:section.key=value`` for one; on top of all the file says.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    chain = _parse(ChainConfig, read_yaml(path), (), str(path))
+    folder = _find(path).parent
+    stages = tuple(stage.model_copy(update={"config": _beside(folder, stage.config)}) for stage in chain.stages)
+    return chain.model_copy(update={"stages": stages}).with_overrides(overrides)
+
+
+def parse_chain_config(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> ChainConfig:
+    """The same for a mapping."""
+    return _parse(ChainConfig, data, (), "the chain").with_overrides(overrides)
+
+
+def kind_of(data: Mapping[str, Any]) -> Kind:
+    """What a file is for, by its sections."""
+    if "stages" in data:
+        return "chain"
+    return "supervised" if "model" in data and "actor" not in data else "rewards"
 
 
 def parse_config(data: Mapping[str, Any], overrides: Iterable[str] = (), source: str = "the configuration") -> Config:
@@ -122,6 +152,13 @@ def _find(path: str | Path) -> Path:
         if candidate.is_file():
             return candidate
     raise ConfigError(f"no configuration file {str(path)!r} (looked at {', '.join(map(str, candidates))})")
+
+
+def _beside(folder: Path, config: str | dict[str, Any]) -> str | dict[str, Any]:
+    """A file's path where it lies in ``folder``; anything else as it is."""
+    if isinstance(config, str) and (folder / config).is_file():
+        return str(folder / config)
+    return config
 
 
 def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:

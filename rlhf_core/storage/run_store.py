@@ -4,6 +4,7 @@
 
     {root}/{run_id}/
       run.json                                 immutable
+      finished.json                            the run has come to its end
       iterations/00000012/rollout/….arrow      parts: visible whole, and only counted once a manifest names them
       iterations/00000012/rollout.json         the manifest: written once and last; it *is* the stage's completion
       iterations/00000012/update.json          the same for the update, which has no parts
@@ -85,6 +86,15 @@ class RunStore:
     def read_run(self) -> dict[str, Any] | None:
         """The body of run.json; None if the run does not exist."""
         return self._document("run.json")
+
+    def write_end(self, version: int) -> None:
+        """Record that the run is over, and the version it came to; ``ConflictError`` if it ended with another one."""
+        self._create_document("finished.json", {"version": version})
+
+    def read_end(self) -> int | None:
+        """The version that the run ended with; None while it is not over."""
+        body = self._document("finished.json")
+        return None if body is None else int(body["version"])
 
     # --- parts
 

@@ -34,8 +34,8 @@ class Workers(Holder):
         (staging / "weights").write_text(f"weights of {self.held}".ljust(1000))
         return CheckpointStore(self.store).add_files(version, staging)
 
-    async def digest(self):
-        return f"d{self.held - 1}"
+    async def digests(self):
+        return {"digest": f"d{self.held - 1}", "critic_digest": f"c{self.held - 1}"}
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from cluster_samples import config, failed, row, scored
 
 from rlhf_core.cluster.experience import make_experience
 from rlhf_core.cluster.selection import trainable, with_rewards
-from rlhf_core.records import RewardStatus, SamplingParams, StepReward, StopReason
+from rlhf_core.records import ActionRange, RewardStatus, SamplingParams, StepReward, StopReason
 
 
 def logprobs(rows, value):
@@ -14,9 +14,11 @@ def logprobs(rows, value):
     return {r.key: np.where(r.rollout_logprobs != 0, np.float32(value), np.float32(0)) for r in rows}
 
 
-def made(rows, *overrides, old=-0.5, ref=None, kl_coef=0.0):
+def made(rows, *overrides, old=-0.5, ref=None, values=None, kl_coef=0.0):
+    """``values``: of the critic, one list a row."""
     refs = None if ref is None else logprobs(rows, ref)
-    return make_experience(rows, logprobs(rows, old), refs, kl_coef, config(*overrides))
+    said = None if values is None else {r.key: np.array(v, np.float32) for r, v in zip(rows, values, strict=True)}
+    return make_experience(rows, logprobs(rows, old), refs, said, kl_coef, config(*overrides))
 
 
 def last(experience):
@@ -142,6 +144,54 @@ def test_kl_as_a_loss_leaves_the_rewards_alone():
     assert made_of.returns.tolist() == pytest.approx([0, 0, 1, 1])
     assert made_of.ref_logprobs.tolist() == pytest.approx([0, 0, -0.5, -0.5])
     assert metrics["kl/mean"] == pytest.approx(0.3)
+
+
+# --- a critic: rows of two prompt tokens and three actions, reward 1
+
+GAE = ("algo.advantage.estimator=gae", "algo.advantage.lambd=0.95", "algo.advantage.no_std_norm=true")
+VALUES = [0, 0, 0.2, 0.4, 0.1]
+
+
+def centred(advantages):
+    """Whitening without the division, over one row."""
+    return [0, 0, *(np.array(advantages) - np.mean(advantages))]
+
+
+@pytest.mark.golden
+def test_advantages_by_gae_and_what_the_critic_learns():
+    """ALGORITHMS section 8: V [.2, .4, .1], r [0, 0, 1], gamma 1, lambda .95."""
+    [made_of], _ = made([row(answer=3, reward=1.0)], *GAE, values=[VALUES])
+
+    assert made_of.returns.tolist() == pytest.approx([0, 0, 0.92725, 0.955, 1.0], abs=1e-6)
+    assert made_of.advantages.tolist() == pytest.approx(centred([0.72725, 0.555, 0.9]), abs=1e-6)
+    assert made_of.values.tolist() == pytest.approx(VALUES)
+
+
+@pytest.mark.parametrize(("stop", "last_return"), [(StopReason.LENGTH, 1.5), (StopReason.EOS, 1.0)])
+def test_an_answer_that_was_cut_off_may_go_on_in_its_value(stop, last_return):
+    """The critic gives one value more, .5, for what would have followed; nothing follows an answer that ended."""
+    bootstrap = "algo.advantage.bootstrap_truncated=true"
+
+    [made_of], _ = made([row(answer=3, reward=1.0, stop=stop)], *GAE, bootstrap, values=[[*VALUES, 0.5]])
+
+    assert made_of.returns[-1] == pytest.approx(last_return)
+    assert made_of.values.tolist() == pytest.approx(VALUES)  # of the row's own tokens only
+
+
+def test_the_value_after_a_last_action_that_is_not_the_last_token():
+    """The environment spoke last: the value that follows the action stands at its first token, and is not trained."""
+    cut = row(answer=3, reward=1.0, stop=StopReason.LENGTH, action_ranges=(ActionRange(2, 4),))
+
+    [made_of], _ = made([cut], *GAE, "algo.advantage.bootstrap_truncated=true", values=[[0, 0, 0.2, 0.4, 0.5, 0]])
+
+    assert made_of.returns.tolist() == pytest.approx([0, 0, 0.2 + 0.2 + 0.95 * 1.1, 1.5, 0])
+    assert made_of.values.tolist() == pytest.approx([0, 0, 0.2, 0.4, 0])
+
+
+def test_values_are_not_asked_for_by_other_estimators():
+    [made_of], _ = made([row(reward=1.0)], "algo.advantage.estimator=reinforce")
+
+    assert made_of.values is None
 
 
 # --- shaping

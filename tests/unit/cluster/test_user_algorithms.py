@@ -52,4 +52,4 @@ async def test_the_worker_refuses_it_before_anything_is_scored(folder, monkeypat
     worker = ScoringWorker(WorkerContext("run", config(override), "cpu", str(folder), str(folder)))
 
     with pytest.raises(ConfigError, match=message):
-        await worker.start()
+        await worker.start([], None)

@@ -4,11 +4,20 @@ import math
 
 import pytest
 import torch
+from torch import distributed
 
 from rlhf_core.training.objective import SUMS
 from rlhf_core.training.ranks import RankInfo
 from rlhf_core.training.report import UpdateTally
 from rlhf_core.training.step import LossPart, StepTally
+
+
+@pytest.fixture
+def alone():
+    """This process as the only rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
 
 
 def part(loss=0.0, ratio_max=1.0, **sums):
@@ -51,9 +60,9 @@ def test_update_of_nothing_reports_zeros():
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_one_loss_that_is_not_finite_marks_the_step(bad):
-    assert step_of(part(1.0), part(2.0)).finite == 1
-    assert step_of(part(bad), part(2.0)).finite == 0
+def test_one_loss_that_is_not_finite_marks_the_step(alone, bad):
+    assert step_of(part(1.0), part(2.0)).reduce()
+    assert not step_of(part(bad), part(2.0)).reduce()
 
 
 @pytest.mark.parametrize(("device", "backend", "name"), [("cpu", "gloo", "cpu"), ("gpu", "nccl", "cuda:3")])

@@ -1,0 +1,28 @@
+"""The flow of reward model runs: see ``supervised``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+
+from flows.supervised import run_supervised
+from tasks.run import Resume  # noqa: TC001  Prefect reads the annotations
+
+
+@flow(name="rlhf", persist_result=False)
+async def reward_model(
+    config: str | dict[str, Any] = "reward_model_tiny_cpu.yaml",
+    overrides: list[str] | None = None,
+    run_id: str | None = None,
+    resume: Resume = "if-present",
+) -> dict[str, Any]:
+    """Train a reward model on preferences.
+
+    Args:
+        config: A file, the name of one in configs/, or the configuration itself.
+        overrides: Keys set on top, as section.key=value.
+        run_id: Names the run; a new one by default. The same id again resumes.
+        resume: must - the run has to exist; never - it must not; if-present - either.
+    """
+    return await run_supervised("reward_model", config, overrides, run_id, resume)
