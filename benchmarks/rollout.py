@@ -113,7 +113,8 @@ def measure(config: Config, arguments: argparse.Namespace) -> None:
     raw: Any = ray.remote(RawEngine).options(num_cpus=0, runtime_env=environment).remote(context)
     ray.get([engine.start.remote(), worker.start.remote(), raw.start.remote()])
     ours_s, raw_s = [], []
-    ray.get(worker.rollout.remote(Draw(0, 0, PromptCursor(), arguments.prompts), [engine]))  # warm-up, as raw.start does
+    # Warm-up, as raw.start does.
+    ray.get(worker.rollout.remote(Draw(0, 0, PromptCursor(), arguments.prompts), [engine]))
     for repeat in range(1, arguments.repeats + 1):
         start = time.perf_counter()
         ray.get(worker.rollout.remote(Draw(repeat, 0, PromptCursor(), arguments.prompts), [engine]))

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 
 from rlhf_cli.stack import Stack, use_stack
+from rlhf_core.config.chain import FlowName  # noqa: TC001  typer reads the annotations
 from rlhf_core.errors import RlhfError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")
@@ -29,6 +29,7 @@ OPENRLHF_FLAGS = {"ignore_unknown_options": True}
 ConfigFile = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of one in configs/.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, on top of the file.")]
 RunId = Annotated[str | None, typer.Option("--run-id", help="Names the run; the same id again resumes.")]
+Resume = Annotated[Literal["must", "if-present", "never"], typer.Option("--resume", help="Whether it has to exist.")]
 Run = Annotated[str, typer.Argument(help="A run id below --root, or the URL of a run.")]
 Root = Annotated[str | None, typer.Option("--root", help="storage.root of the run, if it is not the default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
@@ -72,37 +73,66 @@ def status(as_json: AsJson = False) -> None:
 
 
 @app.command(context_settings=OPENRLHF_FLAGS)
-def train(
-    config: ConfigFile,
-    overrides: Overrides = None,
-    run_id: RunId = None,
-    resume: Annotated[Literal["must", "if-present", "never"], typer.Option()] = "if-present",
-) -> None:
-    """Run the training flow in this process: on the local stack if it is up, else without any server."""
-    from rlhf_core.config import load_config
-
-    load_config(config, overrides or [])  # a mistake shows before anything starts
-    stack = Stack.here()
-    served = use_stack(stack) or "PREFECT_API_URL" in os.environ
-    with nullcontext() if served else stack.temporary_server():
-        from flows.train import train as train_flow  # reads the settings as it is imported
-        from rlhf_core.cluster.connect import disconnect
-
-        try:
-            result = asyncio.run(train_flow(config, overrides or [], run_id, resume))
-        finally:
-            disconnect()
-    out.print_json(json.dumps(result))
+def train(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None, resume: Resume = "if-present") -> None:
+    """Train by rewards, in this process: on the local stack if it is up, else without any server."""
+    run_one("train", config, overrides, run_id, resume)
 
 
 @app.command(context_settings=OPENRLHF_FLAGS)
-def launch(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None) -> None:
+def sft(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None, resume: Resume = "if-present") -> None:
+    """Fine-tune a model on given answers, as `train`."""
+    run_one("sft", config, overrides, run_id, resume)
+
+
+@app.command("reward-model", context_settings=OPENRLHF_FLAGS)
+def reward_model(
+    config: ConfigFile, overrides: Overrides = None, run_id: RunId = None, resume: Resume = "if-present"
+) -> None:
+    """Train a reward model on preferences, as `train`."""
+    run_one("reward-model", config, overrides, run_id, resume)
+
+
+@app.command(context_settings=OPENRLHF_FLAGS)
+def dpo(config: ConfigFile, overrides: Overrides = None, run_id: RunId = None, resume: Resume = "if-present") -> None:
+    """Train a policy on preferences, without rewards (DPO), as `train`."""
+    run_one("dpo", config, overrides, run_id, resume)
+
+
+@app.command(context_settings=OPENRLHF_FLAGS)
+def chain(
+    config: ConfigFile,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="section.key=value; for one stage NAME:section.key=value.")
+    ] = None,
+    chain_id: Annotated[
+        str | None, typer.Option("--chain-id", help="Names the chain; the same id again resumes.")
+    ] = None,
+    resume: Resume = "if-present",
+) -> None:
+    """Run the stages of a chain, such as SFT, reward model and PPO, as `train`; show what came of them, and from what."""
+    from rlhf_cli.here import fresh_id, run_here
+    from rlhf_cli.views import show_chain
+    from rlhf_core.config import load_chain_config, plan_chain
+
+    chain_id = chain_id or fresh_id(config)
+    plan_chain(load_chain_config(config, overrides or []), chain_id)  # a mistake shows before anything starts
+    out.print(f"chain {chain_id}: the same command with --chain-id {chain_id} goes on where it stopped", soft_wrap=True)
+    show_chain(out, run_here("chain", config, overrides or [], chain_id, resume))
+
+
+@app.command(context_settings=OPENRLHF_FLAGS)
+def launch(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    run_id: RunId = None,
+    flow: Annotated[FlowName, typer.Option("--flow", help="The deployment rlhf/FLOW.")] = "train",
+) -> None:
     """Start a run on the local stack's worker, follow it, and show its result. Needs `rlhf up`."""
     if not use_stack(Stack.here()):
-        raise RlhfError("the local stack is not running: start it with `rlhf up`, or use `rlhf train`")
+        raise RlhfError(f"the local stack is not running: start it with `rlhf up`, or use `rlhf {flow}`")
     from rlhf_cli.launch import launch_and_follow  # Prefect reads its settings as it is imported
 
-    if not asyncio.run(launch_and_follow(out, Stack.here(), config, overrides or [], run_id)):
+    if not asyncio.run(launch_and_follow(out, Stack.here(), flow, config, overrides or [], run_id)):
         raise typer.Exit(1)
 
 
@@ -119,6 +149,22 @@ def trajectories(
     from rlhf_cli.views import show_trajectories
 
     show_trajectories(out, run_store(run, root), iteration, where, limit, as_json)
+
+
+@app.command()
+def lineage(run: Run, as_json: AsJson = False, root: Root = None) -> None:
+    """Where a run comes from: the runs that made its models, what those were trained on, and so on."""
+    from dataclasses import asdict
+
+    from rlhf_core.lineage import ancestry, draw
+
+    origin = ancestry(run_store(run, root))
+    assert origin is not None, "run_store looks whether there is one"
+    if as_json:
+        out.print_json(json.dumps(asdict(origin)))
+        return
+    for line in draw(origin):
+        out.print(line, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -167,31 +213,36 @@ def serve_reward(
 
 @config_app.command("show", context_settings=OPENRLHF_FLAGS)
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
-    """The whole configuration, defaults included."""
+    """The whole configuration, defaults included. Of a chain: of each stage, by its name."""
     import yaml
 
-    from rlhf_core.config import load_config
+    from rlhf_cli.configurations import loaded
 
-    tree = load_config(config, overrides or []).model_dump(mode="json")
+    trees = {name: checked.model_dump(mode="json") for name, checked in loaded(config, overrides or [])}
+    tree = trees.get("", trees)
     out.print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), markup=False, soft_wrap=True, end="")
 
 
 @config_app.command("check", context_settings=OPENRLHF_FLAGS)
 def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Refuse what cannot work, and say what the run will ask of the cluster."""
-    from rlhf_core.algorithms.check import check_algorithms
-    from rlhf_core.cluster.placement import place
-    from rlhf_core.config import load_config
-    from rlhf_core.rewards import check_reward_config
+    """Refuse what cannot work, and say what the run, or each stage of a chain, will ask of the cluster."""
+    from rlhf_cli.configurations import asked_for, loaded
 
-    checked = load_config(config, overrides or [])
-    check_algorithms(checked)
-    check_reward_config(checked.reward)
     resources: dict[str, float] = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(_gpus())}
-    placement = place(checked, resources)
-    out.print(f"{config}: valid; on this machine ({placement.device}):")
-    for line in placement.describe(checked):
-        out.print(f"  {line}")
+    for name, checked in loaded(config, overrides or []):
+        device, groups = asked_for(checked, resources)
+        out.print(f"{config}: {f'stage {name}: ' if name else ''}valid; on this machine ({device}):", soft_wrap=True)
+        for line in groups:
+            out.print(f"  {line}")
+
+
+def run_one(flow: FlowName, config: str, overrides: list[str] | None, run_id: str | None, resume: str) -> None:
+    """Run a run's flow in this process, and print its result."""
+    from rlhf_cli.configurations import load_for
+    from rlhf_cli.here import run_here
+
+    load_for(flow, config, overrides or [])  # a mistake shows before anything starts
+    out.print_json(json.dumps(run_here(flow, config, overrides or [], run_id, resume)))
 
 
 def run_store(run: str, root: str | None) -> Any:

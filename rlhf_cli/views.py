@@ -38,6 +38,23 @@ def show_trajectories(
         out.print(f"  < {printable(row['answer'])}", markup=False, soft_wrap=True)
 
 
+def show_chain(out: Console, result: dict[str, Any]) -> None:
+    """Print what the flow ``chain`` returned: a line for each metric of a stage, and where the last model comes from."""
+    table = Table(title=f"chain {result['chain_id']}", title_justify="left")
+    for name in ("stage", "run", "iterations", "steps", "metric", "first", "last"):
+        table.add_column(name, justify="right" if name in ("iterations", "steps", "first", "last") else "left")
+    for stage in result["stages"]:
+        cells = [stage["stage"], stage["run_id"], str(stage["version"]), str(stage["optimizer_steps"])]
+        for headline in stage["headlines"] or ({"metric": ""},):
+            numbers = [_short(headline[name]) for name in ("first", "last") if name in headline]
+            table.add_row(*cells, headline["metric"], *numbers)
+            cells = [""] * len(cells)
+    out.print(table)
+    out.print("\nWhere the last model comes from:")
+    for line in result["lineage"]:
+        out.print(line, markup=False, soft_wrap=True)
+
+
 def samples_table(title: str, rows: list[dict[str, Any]]) -> Table:
     """Prompts with answers."""
     table = Table(title=title, show_lines=False, title_justify="left")

@@ -56,6 +56,10 @@ OPERATIONAL = (
     "reward.timeout",
     "reward.num_workers",
     "reward.max_retries",
+    "reward.remote_batch_size",
+    "reward.remote_concurrency",
+    "reward.remote_token_env",
+    "reward.model_num_ranks",
 )
 
 
@@ -343,6 +347,9 @@ def make_plan(config: Config, facts: DataFacts) -> RunPlan:
 
     Batches do not cross epochs: the last one of each is short where the prompts do not divide. Samples that fail may
     make the run a few steps shorter than planned; filtering may end it many iterations earlier, never later.
+
+    Raises:
+        ConfigError: only the critic would learn.
     """
     rollout, train = config.rollout, config.train
     batches = [min(rollout.batch_size, facts.prompts - drawn) for drawn in range(0, facts.prompts, rollout.batch_size)]
@@ -350,6 +357,11 @@ def make_plan(config: Config, facts: DataFacts) -> RunPlan:
     samples = [prompts * rollout.n_samples_per_prompt for prompts in iterations]
     steps = [math.ceil(count / config.samples_per_step) * train.max_epochs for count in samples]
     frozen = config.critic.freezing_steps if config.needs_critic else 0
+    if frozen and frozen >= len(iterations):
+        raise ConfigError(
+            f"critic.freezing_steps={frozen} leaves none of the run's {len(iterations)} iterations to the policy: lower it, or "
+            "give more prompts"
+        )
     return RunPlan(
         prompts=facts.prompts,
         dropped=facts.dropped,

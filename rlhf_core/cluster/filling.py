@@ -153,7 +153,8 @@ class Filling:
         if found and not self.at_end and algo.dynamic_filtering_on_limit == "train":
             return
         message = f"iteration {self.iteration}: {found} of {self.config.rollout.batch_size} groups after "
-        message += "all prompts" if self.at_end else f"{len(self.rounds)} rounds (algo.dynamic_filtering_max_rounds)"
+        message += "all prompts" if self.at_end else f"{len(self.rounds)} rounds"
+        message += " (algo.dynamic_filtering_max_rounds)" if self.at_limit and not self.at_end else ""
         message += f": {self.counts}{_reasons(self.rounds)}"
         if algo.dynamic_filtering_enable:
             low, high = algo.dynamic_filtering_range

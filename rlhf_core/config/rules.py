@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
 from rlhf_core.config.model_spec import is_run_model, parse_run_model
-from rlhf_core.config.user_file import FROM_FILE
 from rlhf_core.errors import ConfigError
+from rlhf_core.user_file import FROM_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -112,6 +112,17 @@ def critic_is_wanted(config: Config) -> Iterator[str]:
         yield f"critic.enable=true, but algo.advantage.estimator={estimator!r} does not look at values: remove it, or use gae"
 
 
+def critic_keys_have_a_critic(config: Config) -> Iterator[str]:
+    """A model that is named and never loaded, or values that are asked of nobody, are a mistake."""
+    for key in ("critic.model_name_or_path", "algo.advantage.bootstrap_truncated"):
+        value = value_at(config, key)
+        if value != default_at(config, key) and not config.needs_critic:
+            yield (
+                f"{key}={value!r}, but there is no critic with algo.advantage.estimator={config.algo.advantage.estimator!r}: "
+                "remove it, use gae, or set critic.enable=true for an estimator of your own"
+            )
+
+
 def group_estimators_need_groups(config: Config) -> Iterator[str]:
     """A baseline of the group needs more than one sample."""
     estimator, n = config.algo.advantage.estimator, config.rollout.n_samples_per_prompt
@@ -137,6 +148,19 @@ def freezing_leaves_iterations(config: Config) -> Iterator[str]:
     frozen, most = config.critic.freezing_steps, config.train.max_iterations
     if config.needs_critic and most is not None and frozen >= most:
         yield f"critic.freezing_steps={frozen} leaves none of train.max_iterations={most} to the policy: lower it"
+
+
+def muon_is_not_clipped(config: Config) -> Iterator[str]:
+    """Muon's updates are orthogonal matrices whatever the size of the gradients."""
+    yield from clipping_problems(config, "actor", "critic")
+
+
+def clipping_problems(config: Config | SupervisedConfig, *sections: str) -> Iterator[str]:
+    """What is wrong with the clipping of trained models."""
+    for section in sections:
+        optim, key = value_at(config, f"{section}.optim"), f"{section}.max_norm"
+        if optim == "muon" and value_at(config, key) != default_at(config, key):
+            yield f"{key}={value_at(config, key):g} clips nothing with {section}.optim='muon': remove it"
 
 
 def steps_divide(config: Config) -> Iterator[str]:
@@ -431,9 +455,11 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     keys_not_built,
     algorithms_exist,
     critic_is_wanted,
+    critic_keys_have_a_critic,
     group_estimators_need_groups,
     gamma_is_one,
     freezing_leaves_iterations,
+    muon_is_not_clipped,
     steps_divide,
     filtering_can_keep,
     rounds_can_fill,

@@ -30,6 +30,11 @@ def steps_divide(config: SupervisedConfig) -> Iterator[str]:
         )
 
 
+def muon_is_not_clipped(config: SupervisedConfig) -> Iterator[str]:
+    """Muon's updates are orthogonal matrices whatever the size of the gradients."""
+    yield from rules.clipping_problems(config, "model")
+
+
 def budget_holds_a_row(config: SupervisedConfig) -> Iterator[str]:
     """A micro-batch holds at least one row."""
     budget, longest = config.train.max_tokens_per_gpu, config.data.max_len
@@ -86,6 +91,7 @@ SHARED = ("ds.", "ckpt.", "logger.")
 
 RULES: tuple[Callable[[SupervisedConfig], Iterator[str]], ...] = (
     only_what_is_built,
+    muon_is_not_clipped,
     steps_divide,
     budget_holds_a_row,
     templates_agree,

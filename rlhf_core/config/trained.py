@@ -53,7 +53,7 @@ class TrainedModelConfig(Section):
     min_lr_ratio: Fraction = 0.1
     """Floor of ``cosine_with_min_lr`` as a share of the peak."""
     max_norm: PositiveFloat = 1.0
-    """Gradients are clipped to this global norm."""
+    """Gradients are clipped to this global norm; not with ``optim=muon``, whose updates have a size of their own."""
 
     @property
     def world_size(self) -> int:

@@ -6,10 +6,7 @@ same rows for the same arguments: a resumed run calls it again.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import inspect
-import sys
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
@@ -17,18 +14,19 @@ import yaml
 
 from rlhf_core.data.values import Row
 from rlhf_core.errors import DataError
+from rlhf_core.user_file import module_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-    from types import ModuleType
 
 
 def read_function(path: Path, function: str, query: str) -> Iterator[Row]:
     """Rows of ``function`` in the file ``path``.
 
     Raises:
-        DataError: No such file or function, or arguments it does not take. An error of the function itself comes
+        DataError: No such file or function, or arguments it does not take.
+        ConfigError: The file cannot be imported. An error of the function itself comes
             through with a note that names the file.
     """
     rows_of = _function(path, function)
@@ -58,23 +56,11 @@ def _rows(rows_of: Callable[..., Any], arguments: dict[str, Any], name: str) -> 
 def _function(path: Path, function: str) -> Callable[..., Any]:
     if not path.is_file():
         raise DataError(f"{path}: no such file; give the path of the Python file that makes the rows")
-    module = _module(path)
+    module = module_from_file(path.resolve(), f"{path}:{function}")
     found = getattr(module, function, None)
     if not callable(found):
         raise DataError(f"{path} has no function {function!r}; name one as {path}:function")
     return found  # type: ignore[no-any-return]
-
-
-def _module(path: Path) -> ModuleType:
-    # The name holds a digest of the path: two files of one name must not replace each other.
-    name = f"rlhf_rows_{path.stem}_{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def _arguments(query: str, name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class RenderedPrompt:
 
     text: str
     token_ids: list[int]  # [T]
-    messages: Messages | None  # where the row held a list of them
+    messages: Messages | None  # as the chat template got them; None without one
 
 
 def render(
@@ -137,5 +137,5 @@ def _render_chat(
     return RenderedPrompt(
         text=chat.text(messages, generation_prompt=True),
         token_ids=chat.token_ids(messages, generation_prompt=True),
-        messages=None if isinstance(content, str) else content,
+        messages=messages,
     )

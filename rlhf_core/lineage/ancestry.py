@@ -24,6 +24,7 @@ MADE_ANEW = "its run was made anew since"
 CIRCLE = "its records lead back to this run"
 
 TRAINING = {"rlhf": "trained by rewards", "sft": "SFT", "reward_model": "reward model", "dpo": "DPO"}
+ROLES = ("policy", "reference", "critic", "reward")  # in the order in which people think of them
 DIGITS = 12  # of a fingerprint, that people see
 
 
@@ -72,18 +73,15 @@ class _Walk:
     def origin(self, store: RunStore, body: Mapping[str, Any], below: Sequence[str]) -> RunOrigin:
         """``below``: URLs of the runs that were made from this one."""
         if store.url not in self._known:
-            data = body["config"]["data"]
-            models = _by_model(body["models"])
+            data, used_at, path = body["config"]["data"], body["created_at"], (*below, store.url)
+            models = [self._model(roles, model, store, used_at, path) for roles, model in _by_model(body["models"])]
             self._known[store.url] = RunOrigin(
                 run_id=store.run_id,
                 url=store.url,
-                kind=body["kind"],
+                kind=body.get("kind", "rlhf"),
                 datasets=tuple(data.get("dataset") or data["prompt_dataset"]),
                 fingerprint=body["plan"]["fingerprint"],
-                models=tuple(
-                    self._model(roles, model, store, body["created_at"], (*below, store.url))
-                    for roles, model in models
-                ),
+                models=tuple(models),
             )
         return self._known[store.url]
 
@@ -117,7 +115,8 @@ def _maker(spec: str, user: RunStore) -> RunStore:
 def _by_model(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:
     """(roles, model): roles that use the same checkpoint, or the same base model, together."""
     found: list[tuple[list[str], Mapping[str, Any]]] = []
-    for role, model in models.items():
+    for role in sorted(models, key=lambda role: (ROLES.index(role) if role in ROLES else len(ROLES), role)):
+        model = models[role]
         for roles, known in found:
             if known.get("url", known["spec"]) == model.get("url", model["spec"]):
                 roles.append(role)

@@ -18,7 +18,7 @@ class Prompt:
     text: str  # the rendered prompt, for people and reward functions
     token_ids: list[int]  # [T]
     label: Any = None  # any JSON value, type kept
-    messages: Any = None  # the chat messages, where the row held a list of them
+    messages: Any = None  # the chat messages that were rendered; None where the prompt is plain text
     images: tuple[ImageRef, ...] = ()
 
 

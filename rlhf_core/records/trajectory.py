@@ -97,7 +97,7 @@ class Trajectory:
     sampling: SamplingParams
     round: int = 0
     segment_index: int = 0
-    messages: Any = None  # the chat messages, where the prompt was a list of them
+    messages: Any = None  # the chat messages that were rendered; None where the prompt was plain text
     step_rewards: tuple[StepReward, ...] = ()
     reward: float | None = None  # given by the executor; None until the reward stage
     score: float | None = None

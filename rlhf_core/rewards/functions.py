@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import ConfigError
 from rlhf_core.rewards.builtins import BUILTINS
 from rlhf_core.rewards.contract import DEFAULT_NAME, OPTIONAL_COLUMNS, FunctionSpec, is_group_wise
+from rlhf_core.user_file import describe, module_from_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
-
-MAX_ERROR = 500  # characters of an error that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +53,6 @@ def load_function(spec: FunctionSpec) -> LoadedFunction:
         raise ConfigError(f"{spec.args_place}: {spec.use} cannot be called as {form}: {error}") from error
 
 
-def describe(error: BaseException) -> str:
-    """``ValueError: text (file.py:12)``: the last line of a traceback, with the place where it was raised."""
-    text = f"{type(error).__name__}: {error}"
-    frames = traceback.extract_tb(error.__traceback__)
-    names_place = isinstance(error, SyntaxError) or not frames  # the text of a SyntaxError ends with file and line
-    place = "" if names_place else f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
-    return text[: MAX_ERROR - len(place)] + place
-
-
 def default_name(use: str) -> str:
     """The name of a function in the metrics: its own, or its file's where that is ``reward_func``."""
     module, name = _split(use)
@@ -84,7 +70,10 @@ def _find(spec: FunctionSpec) -> Any:
                 "a file 'path.py' or 'path.py:function', or 'package.module:function'"
             )
         return BUILTINS[name]
-    module = _load_file(spec, module_name) if module_name.endswith(".py") else _load_module(spec, module_name)
+    if module_name.endswith(".py"):
+        module = module_from_file(Path(module_name).expanduser().resolve(), spec.place)
+    else:
+        module = _load_module(spec, module_name)
     try:
         return getattr(module, name)
     except AttributeError:
@@ -97,26 +86,6 @@ def _split(use: str) -> tuple[str, str]:
         return use, DEFAULT_NAME
     module, _, name = use.rpartition(":")
     return module, name
-
-
-def _load_file(spec: FunctionSpec, file: str) -> ModuleType:
-    path = Path(file).expanduser().resolve()
-    if not path.is_file():
-        raise ConfigError(f"{spec.place}: no such file: {path}")
-    module_name = f"rlhf_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    if module_name in sys.modules:
-        return sys.modules[module_name]
-    module_spec = importlib.util.spec_from_file_location(module_name, path)
-    if module_spec is None or module_spec.loader is None:
-        raise ConfigError(f"{spec.place}: not a Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.path.append(str(path.parent))  # helpers beside the file can be imported, but hide nothing that is installed
-    sys.modules[module_name] = module
-    try:
-        module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"{spec.place}: the file cannot be imported: {describe(error)}") from error
-    return module
 
 
 def _load_module(spec: FunctionSpec, name: str) -> ModuleType:

@@ -24,8 +24,9 @@ from typing import Any
 from rlhf_core.errors import ConfigError
 from rlhf_core.rewards.answers import to_rows
 from rlhf_core.rewards.contract import FunctionSpec
-from rlhf_core.rewards.functions import LoadedFunction, describe, load_function
+from rlhf_core.rewards.functions import LoadedFunction, load_function
 from rlhf_core.rewards.wire import encode, receive
+from rlhf_core.user_file import describe
 
 
 def main() -> None:

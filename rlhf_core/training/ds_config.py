@@ -17,11 +17,13 @@ BUCKET_ELEMENTS = 50_000_000  # per collective; the buffer of this size is alloc
 def trained_config(ds: DeepSpeedConfig, settings: TrainedModelConfig) -> dict[str, Any]:
     """DeepSpeed's configuration of a model that is trained, by an optimizer of ``optimizers.py``."""
     body = frozen_config(ds, settings.world_size)
-    if settings.optim == "muon":
+    muon = settings.optim == "muon"
+    if muon:
         body["zero_optimization"]["reduce_scatter"] = False  # it orthogonalises whole gradients
     return {
         **body,
-        "gradient_clipping": settings.max_norm,
+        # With ZeRO, DeepSpeed would clip what Muon made of the gradients: large orthogonal matrices, whatever the gradients.
+        "gradient_clipping": 0.0 if muon else settings.max_norm,
         "zero_allow_untested_optimizer": True,  # Muon with AdamW, which is DeepSpeed's own
         **_gradient_types(ds),
     }

@@ -15,7 +15,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoTokenizer
 
 from rlhf_core.algorithms.preference import (
     DirectInput,
@@ -25,7 +24,7 @@ from rlhf_core.algorithms.preference import (
     direct_preference_loss,
 )
 from rlhf_core.batching import OptimizerStep, collate_pairs, plan_pairs
-from rlhf_core.data import PreferenceExample
+from rlhf_core.data import PreferenceExample, load_tokenizer
 from rlhf_core.errors import TrainingError
 from rlhf_core.telemetry import get_logger
 from rlhf_core.training.reference import frozen_scorer
@@ -85,6 +84,7 @@ class RewardModelTrainer(PairTrainer):
 
     Raises:
         TrainingError: the model cannot be loaded; or ``train.aux_loss_coef`` is set, which is for language models.
+        ConfigError: it comes without a tokenizer.
     """
 
     sums = SCORE_SUMS
@@ -96,7 +96,7 @@ class RewardModelTrainer(PairTrainer):
                 "set it to 0"
             )
         sequence_model = load_sequence_model(config, model_path, config.train.seed)
-        name_padding(sequence_model, AutoTokenizer.from_pretrained(model_path))
+        name_padding(sequence_model, load_tokenizer(model_path, trust_remote_code=config.run.trust_remote_code))
         scorer = SequenceScorer(sequence_model)
         model = TrainedModel(scorer, sequence_model, tuple(scorer.head.parameters()), model_path, config.model)
         super().__init__(config, model, rank, total_steps)

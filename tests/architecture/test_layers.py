@@ -25,6 +25,7 @@ CORE_LINES = [
     ["storage", "algorithms"],
     ["config", "telemetry"],
     ["records"],
+    ["user_file"],
     ["errors"],
 ]
 LEVEL = {name: depth for depth, line in enumerate(CORE_LINES) for name in line}

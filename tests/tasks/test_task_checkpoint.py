@@ -101,6 +101,15 @@ async def test_the_best_state_is_in_every_checkpoint(start):
     ]
 
 
+async def test_a_checkpoint_names_the_weights_of_every_model_that_learns(start):
+    run = start([0.0, 0.5, 0.8, 0.7, 0.6], iterations=2)
+
+    await go(run)
+
+    body = CheckpointStore(run.store).get(2)
+    assert (body["digest"], body["critic_digest"]) == ("d1", "c1")
+
+
 @pytest.mark.parametrize(
     ("mode", "scores", "versions", "best"),
     [

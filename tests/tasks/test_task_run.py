@@ -117,7 +117,36 @@ def test_the_plan(prompts, overrides, iterations, steps):
 
     plan = make_plan(checked, facts(prompts))
 
-    assert (plan.iterations, plan.total_steps) == (iterations, steps)
+    assert (plan.iterations, plan.total_steps, plan.critic_steps) == (iterations, steps, 0)
+
+
+GAE = "algo.advantage.estimator=gae"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "steps", "critic_steps"),
+    [
+        ([GAE], 9, 9),  # 4 + 4 + 1
+        ([GAE, "critic.freezing_steps=1"], 5, 9),
+        ([GAE, "critic.freezing_steps=2", "train.max_epochs=3"], 3, 27),
+        (["critic.freezing_steps=2"], 9, 0),  # there is no critic
+    ],
+)
+def test_the_plan_of_a_critic(overrides, steps, critic_steps):
+    """17 prompts in batches of 8, with 4 samples each, 8 samples a step: the policy's schedule begins when it does."""
+    checked = config("rollout.batch_size=8", "rollout.n_samples_per_prompt=4", "train.batch_size=8", *overrides)
+
+    plan = make_plan(checked, facts(17))
+
+    assert (plan.total_steps, plan.critic_steps) == (steps, critic_steps)
+
+
+def test_a_plan_in_which_only_the_critic_learns_is_refused():
+    checked = config("rollout.batch_size=8", GAE, "critic.freezing_steps=3")
+
+    assert make_plan(checked, facts(25)).iterations == 4
+    with pytest.raises(ConfigError, match=r"critic\.freezing_steps=3 leaves none of the run's 3 iterations .*: lower it"):
+        make_plan(checked, facts(24))
 
 
 def test_the_plan_remembers_the_prompts():

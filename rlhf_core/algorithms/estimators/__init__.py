@@ -10,8 +10,8 @@ from rlhf_core.algorithms.estimators.reinforce import REINFORCE
 from rlhf_core.algorithms.estimators.reinforce_baseline import REINFORCE_BASELINE
 from rlhf_core.algorithms.estimators.rloo import RLOO
 from rlhf_core.algorithms.registry import look_up
-from rlhf_core.config.user_file import FROM_FILE, object_from_file
 from rlhf_core.errors import ConfigError
+from rlhf_core.user_file import FROM_FILE, object_from_file
 
 __all__ = ["ESTIMATORS", "Estimator", "estimator_named"]
 

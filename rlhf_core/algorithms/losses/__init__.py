@@ -9,8 +9,8 @@ from rlhf_core.algorithms.losses.ppo import ppo_loss, token_ratio
 from rlhf_core.algorithms.losses.user import UserLoss
 from rlhf_core.algorithms.losses.value import ValueLossInput, ValueLossOutput, value_loss
 from rlhf_core.algorithms.registry import look_up
-from rlhf_core.config.user_file import FROM_FILE, object_from_file
 from rlhf_core.errors import ConfigError
+from rlhf_core.user_file import FROM_FILE, object_from_file
 
 __all__ = [
     "POLICY_LOSSES",

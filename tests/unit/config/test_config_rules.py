@@ -12,7 +12,34 @@ from rlhf_core.errors import ConfigError
 CASES = {
     # rule -> [(overrides, fragments of the message)]
     "keys_not_built": [
-        (["algo.advantage.estimator=gae"], ["algo.advantage.estimator='gae'", "use reinforce"]),
+        (["ds.packing_samples=true"], ["ds.packing_samples=True", "sample packing is not available", "remove the key"]),
+    ],
+    "algorithms_exist": [
+        (["algo.advantage.estimator=grpo"], ["algo.advantage.estimator='grpo'", "use one of gae, ", "'path.py:name'"]),
+        (
+            ["actor.policy_loss_type=ppp"],
+            ["actor.policy_loss_type='ppp'", "use one of ppo, gspo, cispo", "path.py:name"],
+        ),
+    ],
+    "critic_is_wanted": [
+        (
+            ["algo.advantage.estimator=gae", "critic.enable=false"],
+            ["'gae' needs the critic's values", "remove critic.enable"],
+        ),
+        (
+            ["critic.enable=true"],
+            ["critic.enable=true", "'group_norm' does not look at values", "remove it, or use gae"],
+        ),
+    ],
+    "critic_keys_have_a_critic": [
+        (
+            ["critic.model_name_or_path=org/m"],
+            ["critic.model_name_or_path='org/m'", "'group_norm'", "remove it, use gae"],
+        ),
+        (
+            ["algo.advantage.bootstrap_truncated=true", "algo.advantage.estimator=own.py:mine"],
+            ["algo.advantage.bootstrap_truncated=True", "'own.py:mine'", "set critic.enable=true"],
+        ),
     ],
     "group_estimators_need_groups": [
         ([f"algo.advantage.estimator={name}", "rollout.n_samples_per_prompt=1"], [f"'{name}'", "=1", "2 or more"])
@@ -21,18 +48,36 @@ CASES = {
     "gamma_is_one": [
         (["algo.advantage.gamma=0.9"], ["algo.advantage.gamma=0.9", "'group_norm'", "set it to 1"]),
     ],
+    "freezing_leaves_iterations": [
+        (
+            ["algo.advantage.estimator=gae", "critic.freezing_steps=4", "train.max_iterations=4"],
+            ["critic.freezing_steps=4", "train.max_iterations=4", "lower it"],
+        ),
+    ],
+    "muon_is_not_clipped": [
+        (["actor.optim=muon", "actor.max_norm=0.5"], ["actor.max_norm=0.5", "actor.optim='muon'", "remove it"]),
+        (["critic.optim=muon", "critic.max_norm=2"], ["critic.max_norm=2", "critic.optim='muon'", "remove it"]),
+    ],
     "steps_divide": [
         (["train.batch_size=100"], ["train.batch_size=100", "= 1024", "choose a divisor"]),
         (["train.batch_size=2048"], ["train.batch_size=2048", "= 1024", "choose a divisor"]),
         (
             ["train.batch_size=4", "actor.num_gpus_per_node=8"],
-            ["train.batch_size=4", "8 ranks", "choose a multiple"],
+            ["train.batch_size=4", "8 ranks (actor.num_nodes × actor.num_gpus_per_node)", "choose a multiple"],
+        ),
+        (
+            ["train.batch_size=4", "critic.num_gpus_per_node=8", "algo.advantage.estimator=gae"],
+            ["train.batch_size=4", "8 ranks (critic.num_nodes × critic.num_gpus_per_node)", "choose a multiple"],
         ),
     ],
     "filtering_can_keep": [
         (["algo.dynamic_filtering_range=[1, 0]"], ["algo.dynamic_filtering_range=(1.0, 0.0)", "give (low, high)"]),
         (
-            ["algo.dynamic_filtering_enable=true", "rollout.n_samples_per_prompt=1", "algo.advantage.estimator=reinforce"],
+            [
+                "algo.dynamic_filtering_enable=true",
+                "rollout.n_samples_per_prompt=1",
+                "algo.advantage.estimator=reinforce",
+            ],
             ["algo.dynamic_filtering_enable", "rollout.n_samples_per_prompt=1", "2 or more"],
         ),
     ],
@@ -52,7 +97,16 @@ CASES = {
         ),
         (
             ["train.dynamic_batch_enable=true", "rollout.max_tokens_per_gpu=100"],
-            ["rollout.max_tokens_per_gpu=100", "data.max_len=2048", "raise it"],
+            ["rollout.max_tokens_per_gpu=100", "one sample of 2048 tokens", "raise it"],
+        ),
+        (
+            [
+                "train.dynamic_batch_enable=true",
+                "train.max_tokens_per_gpu=2048",
+                "algo.advantage.estimator=gae",
+                "algo.advantage.bootstrap_truncated=true",
+            ],
+            ["rollout.max_tokens_per_gpu=2048", "one sample of 2049 tokens", "raise it"],
         ),
     ],
     "reward_source_exists": [
@@ -179,6 +233,24 @@ def test_its_default_is_accepted(key):
     written = json.dumps(default.model_dump(mode="json") if isinstance(default, BaseModel) else default)
 
     assert value_at(config(f"{key}={written}"), key) == default
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algo.advantage.estimator=gae"],
+        ["algo.advantage.estimator=gae", "critic.enable=true", "algo.advantage.bootstrap_truncated=true"],
+        ["algo.advantage.estimator=own.py:mine", "critic.enable=true", "critic.model_name_or_path=org/m"],
+        ["algo.advantage.estimator=own.py:mine", "actor.policy_loss_type=folder/own.py:loss"],
+        ["critic.num_gpus_per_node=7"],  # there is no critic
+        ["critic.freezing_steps=4", "train.max_iterations=4"],
+        ["algo.advantage.estimator=gae", "critic.freezing_steps=3", "train.max_iterations=4"],
+        ["algo.advantage.estimator=gae", "critic.freezing_steps=3"],
+        ["actor.optim=muon", "critic.max_norm=2"],
+    ],
+)
+def test_what_fits_together_is_accepted(overrides):
+    config(*overrides)
 
 
 def test_one_try_shows_every_problem():

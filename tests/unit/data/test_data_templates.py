@@ -49,7 +49,7 @@ def test_chat_template_around_a_string(tokenizer):
     assert prompt.text == (
         "<|bos|><|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert prompt.messages is None
+    assert prompt.messages == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
 
 
 def test_tools_reach_the_template(tokenizer):

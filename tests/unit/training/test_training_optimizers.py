@@ -15,7 +15,9 @@ def shapes(group):
 
 
 def test_adamw_follows_the_configuration():
-    made = optimizer_of(nn.Linear(2, 3), "actor.adam.lr=3e-4", "actor.adam.weight_decay=0.1", "actor.adam.betas=[.8,.9]")
+    made = optimizer_of(
+        nn.Linear(2, 3), "actor.adam.lr=3e-4", "actor.adam.weight_decay=0.1", "actor.adam.betas=[.8,.9]"
+    )
 
     matrix = made.param_groups[0]
     assert (matrix["lr"], matrix["weight_decay"], matrix["betas"], matrix["eps"]) == (3e-4, 0.1, (0.8, 0.9), 1e-8)

@@ -1,4 +1,4 @@
-"""What a value ``path.py:name`` of the configuration names: an object in a Python file of the user's."""
+"""Python files of the user's that the configuration names, and what ``path.py:name`` names in them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import ModuleType
+
+MAX_ERROR = 500  # characters of an error that are kept
 
 FROM_FILE = re.compile(r".+\.py:\w+")
 
@@ -32,13 +34,22 @@ def object_from_file(key: str, value: str) -> Any:
     place = f"{key}={value!r}"
     file, _, name = value.rpartition(":")
     path = Path(file).expanduser().resolve()
-    module = _module(path, place)
+    module = module_from_file(path, place)
     if name not in vars(module):
         raise ConfigError(f"{place}: nothing in {path} is called {name!r}")
     return vars(module)[name]
 
 
-def _module(path: Path, place: str) -> ModuleType:
+def module_from_file(path: Path, place: str) -> ModuleType:
+    """The module of a file, imported once per process.
+
+    Args:
+        path: absolute.
+        place: what named it, for the messages.
+
+    Raises:
+        ConfigError: no such file, or it cannot be imported.
+    """
     # The name holds a digest of the path: two files of one name must not replace each other.
     name = f"rlhf_user_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -54,13 +65,13 @@ def _module(path: Path, place: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]  # half a module must not be found by the next one who asks
-        raise ConfigError(f"{place}: the file cannot be imported: {_described(error)}") from error
+        raise ConfigError(f"{place}: the file cannot be imported: {describe(error)}") from error
     return module
 
 
-def _described(error: BaseException) -> str:
-    """``ValueError: text (file.py:12)``: what was raised, and where."""
+def describe(error: BaseException) -> str:
+    """``ValueError: text (file.py:12)``: what was raised, and where; long texts are cut."""
     frames = traceback.extract_tb(error.__traceback__)
     known = isinstance(error, SyntaxError) or not frames  # the text of a SyntaxError ends with file and line
     place = "" if known else f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})"
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{type(error).__name__}: {error}"[: MAX_ERROR - len(place)] + place

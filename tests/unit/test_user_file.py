@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhf_core.config.user_file import object_from_file
 from rlhf_core.errors import ConfigError
+from rlhf_core.user_file import object_from_file
 
 
 @pytest.fixture(autouse=True)

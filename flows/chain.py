@@ -1,0 +1,67 @@
+"""A chain of runs, such as classical RLHF.
+
+::
+
+    chain file ─▶ every stage's configuration checked ─▶ sft ─▶ reward-model ─▶ train ─▶ what came of it, and from what
+                                                         └ each a flow run of its own, on the models of those before it
+
+The logs of the runs say where to go on: finished stages are skipped, a broken one is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from prefect import flow, runtime
+from prefect.logging import get_run_logger
+
+from flows.dpo import dpo
+from flows.identity import run_child
+from flows.reward_model import reward_model
+from flows.sft import sft
+from flows.train import train
+from rlhf_core.config import plan_chain
+from tasks.chain import check_chain, is_finished, report_chain, resolve_chain
+from tasks.run import Resume, default_run_id
+
+if TYPE_CHECKING:
+    from prefect import Flow
+
+    from rlhf_core.config.chain import FlowName
+
+FLOWS: dict[FlowName, Flow[..., Any]] = {"train": train, "sft": sft, "reward-model": reward_model, "dpo": dpo}
+
+
+@flow(name="rlhf", persist_result=False)
+async def chain(
+    config: str | dict[str, Any] = "chain_tiny_cpu.yaml",
+    overrides: list[str] | None = None,
+    chain_id: str | None = None,
+    resume: Resume = "if-present",
+) -> dict[str, Any]:
+    """Run the stages of a chain, one after the other.
+
+    Args:
+        config: A file, the name of one in configs/, or the chain itself.
+        overrides: section.key=value for every stage, NAME:section.key=value for one.
+        chain_id: Names the chain; its runs are called {chain_id}-{stage}. A new one by default. The same id again resumes.
+        resume: must - the chain has to exist; never - none of its runs may; if-present - either.
+    """
+    chain_id = chain_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
+    runs = plan_chain(resolve_chain(config, overrides or []), chain_id)
+    logger = get_run_logger()
+    logger.info("chain %s: %s", chain_id, ", ".join(run.run_id for run in runs))
+    await asyncio.to_thread(check_chain, runs, resume, is_retry=runtime.flow_run.run_count > 1)
+    for run in runs:
+        if await asyncio.to_thread(is_finished, run):
+            logger.info("stage %s is finished: run %s", run.name, run.run_id)
+            continue
+        await run_child(
+            FLOWS[run.flow],
+            deployment=run.flow,
+            key=f"{chain_id}/{run.name}",
+            name=run.run_id,
+            parameters={"config": run.config.model_dump(mode="json"), "overrides": [], "run_id": run.run_id},
+        )
+    return await report_chain(chain_id, runs)
