@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY = PASSIVE
 export TOKENIZERS_PARALLELISM = false
 export DO_NOT_TRACK = 1
 
-.PHONY: help setup quickstart up down test check format docs clean
+.PHONY: help setup quickstart demo-rlhf up down test check format docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -25,6 +25,10 @@ $(STAMP): pyproject.toml
 quickstart: $(STAMP) ## start the local stack, train the tiny model, show the result
 	$(BIN)/rlhf up
 	$(BIN)/rlhf launch -c configs/grpo_tiny_cpu.yaml
+
+demo-rlhf: $(STAMP) ## classical RLHF on the tiny model: SFT, a reward model, PPO with it
+	$(BIN)/rlhf up
+	$(BIN)/rlhf chain -c configs/chain_tiny_cpu.yaml
 
 up: $(STAMP) ## start the local stack: Prefect server and worker, MLflow, Ray
 	$(BIN)/rlhf up

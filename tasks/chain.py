@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,13 +33,14 @@ if TYPE_CHECKING:
 
 METHODS: dict[FlowName, Method] = {"sft": "sft", "reward-model": "reward_model", "dpo": "dpo"}
 
-# What tells whether a stage worked: each is shown where the run has it. Without held-out data, as it was trained.
+# What tells whether a stage worked: on held-out examples, or else as it was trained.
 HEADLINES: dict[FlowName, tuple[str, ...]] = {
     "sft": ("eval/loss", "train/loss"),
     "reward-model": ("eval/accuracy", "train/accuracy"),
     "dpo": ("eval/accuracy", "train/accuracy"),
-    "train": ("reward/mean", "reward_log/model", "eval/reward_mean", "eval/score_mean"),
 }
+# Of a run by rewards: the reward, its parts, and the reward of held-out prompts.
+OF_REWARDS = re.compile(r"reward/mean|reward_log/[^/]+|eval/reward_mean|eval/score_mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,18 @@ def _headlines(flow: FlowName, store: RunStore, version: int) -> tuple[Headline,
     before, after = store.read_evaluation(0) or {}, store.read_evaluation(version) or {}
     first = {**iteration_metrics(store, 0), **before.get("metrics", {})}
     last = {**iteration_metrics(store, version - 1), **after.get("metrics", {})}
-    found = [Headline(name, first[name], last[name]) for name in HEADLINES[flow] if name in first and name in last]
-    return tuple(found if flow == "train" else found[:1])
+    known = first.keys() & last.keys()
+    if flow != "train":
+        return tuple(Headline(name, first[name], last[name]) for name in HEADLINES[flow] if name in known)[:1]
+    found: dict[tuple[float, float], Headline] = {}
+    for name in sorted(filter(OF_REWARDS.fullmatch, known), key=_order):
+        found.setdefault((first[name], last[name]), Headline(name, first[name], last[name]))  # one part is the whole
+    return tuple(found.values())
+
+
+def _order(name: str) -> tuple[bool, bool, str]:
+    """The reward, then its parts, then what was held out."""
+    return name.startswith("eval/"), name != "reward/mean", name
 
 
 def _lineage(run: ChainedRun) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prefect import task
 
@@ -11,6 +12,14 @@ from rlhf_core.telemetry import Stopwatch
 from tasks.best import require_best_metric
 from tasks.options import TASK_OPTIONS
 from tasks.run import current_run
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rlhf_core.records import Part
+    from tasks.supervised_run import AnyRun
+
+    Measured: TypeAlias = tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]]]
 
 
 @task(name="evaluate", task_run_name="evaluate {version}", **TASK_OPTIONS)
@@ -21,19 +30,34 @@ async def evaluate(run_id: str, version: int) -> dict[str, float]:
         ConfigError: it is the first, and has no ``ckpt.best_metric_key``; nothing is recorded then.
     """
     run = current_run(run_id)
+    body = await recorded_evaluation(run, version, lambda: run.session.evaluate(version))
+    return dict(body["metrics"])
+
+
+async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], Awaitable[Measured]]) -> dict[str, Any]:
+    """The evaluation of a version as the log has it; measured and recorded where it has none.
+
+    Args:
+        run: of whatever kind.
+        version: of its model.
+        measure: gives shards, metrics and readable rows.
+
+    Raises:
+        ConfigError: it is the first, and has no ``ckpt.best_metric_key``; nothing is recorded then.
+    """
     recorded = await asyncio.to_thread(run.store.read_evaluation, version)
-    if recorded is None:
-        watch = Stopwatch()
-        parts, metrics, samples = await run.session.heal(version, lambda: run.session.evaluate(version))
-        if version == 0:
-            require_best_metric(run, metrics)
-        body = {
-            "version": version,
-            "parts": [asdict(part) for part in parts],
-            "metrics": metrics,
-            "samples": samples,
-            **watch.stamp(),
-        }
-        run.session.check_lease()
-        recorded = await asyncio.to_thread(run.store.write_evaluation, version, body)
-    return dict(recorded["metrics"])
+    if recorded is not None:
+        return recorded
+    watch = Stopwatch()
+    parts, metrics, samples = await run.session.heal(version, measure)
+    if version == 0:
+        require_best_metric(run, metrics)
+    body = {
+        "version": version,
+        "parts": [asdict(part) for part in parts],
+        "metrics": metrics,
+        "samples": samples,
+        **watch.stamp(),
+    }
+    run.session.check_lease()
+    return await asyncio.to_thread(run.store.write_evaluation, version, body)

@@ -21,7 +21,7 @@ from rlhf_core.cluster.groups import ActorGroups, run_members
 from rlhf_core.cluster.placement import place
 from rlhf_core.cluster.session import PlannedSteps, RunSession, cores
 from rlhf_core.config import Config, load_config, parse_config, parse_supervised_config
-from rlhf_core.data import models_of, pin_models
+from rlhf_core.data import PinnedModel, models_of, pin_models
 from rlhf_core.errors import ConfigError, WorkerError
 from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
 from rlhf_core.records import Stage
@@ -30,7 +30,7 @@ from rlhf_core.telemetry import get_logger
 from tasks.best import is_best, is_saved
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from rlhf_core.cluster.rollout_worker import DataFacts
     from rlhf_core.config import SupervisedConfig
@@ -269,17 +269,55 @@ def different_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -
     return changed
 
 
-async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | None) -> OpenRun:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is known of a run before its processes are started."""
+
+    store: RunStore
+    body: dict[str, Any] | None  # of run.json; None if the run is new
+    models: dict[str, PinnedModel]
+    tracker: Tracker
+    resources: dict[str, float]  # of the cluster
+
+
+async def prepare(
+    config: Config | SupervisedConfig,
+    run_id: str,
+    resume: Resume,
+    flow_run_id: str | None,
+    models: Mapping[str, str],
+    kind: str = KIND,
+) -> Prepared:
+    """What the log, the tracker and the cluster say of a run.
+
+    Args:
+        config: checked configuration.
+        run_id: names the run.
+        resume: see ``opened``.
+        flow_run_id: see ``opened``.
+        models: role -> name.
+        kind: of run.
+
+    Raises:
+        ConfigError: the run's log and the request do not fit, or a model cannot be found.
+        WorkerError: there is no such cluster.
+    """
     store = open_store(config, run_id)
     await asyncio.to_thread(store.objects.probe)
     body = await asyncio.to_thread(store.read_run)
-    check_resume(body, config, store, resume, flow_run_id)
-    models = await asyncio.to_thread(pin_models, models_of(config), config.storage, (body or {}).get("models"))
+    check_resume(body, config, store, resume, flow_run_id, kind)
+    pinned = await asyncio.to_thread(pin_models, models, config.storage, (body or {}).get("models"))
     tracker = await asyncio.to_thread(
         make_tracker, config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment
     )
     resources = await asyncio.to_thread(connect, config.run.ray_address)
-    placement = place(config, resources)
+    return Prepared(store, body, pinned, tracker, resources)
+
+
+async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | None) -> OpenRun:
+    known = await prepare(config, run_id, resume, flow_run_id, models_of(config))
+    store, body, models = known.store, known.body, known.models
+    placement = place(config, known.resources)
     lease = await asyncio.to_thread(acquire, store, LeaseOwner.of_this_process(), config.run.lease_seconds)
     context = WorkerContext(
         run_id=run_id,
@@ -317,7 +355,7 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         await session.close(keep_actors=False)
         raise
     assert plan is not None, "session.open asks for the plan"
-    return OpenRun(run_id, config, store, session, plan, tracker)
+    return OpenRun(run_id, config, store, session, plan, known.tracker)
 
 
 async def start_processes(

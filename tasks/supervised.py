@@ -13,12 +13,13 @@ from prefect.logging import get_run_logger
 from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore
 from rlhf_core.telemetry import Stopwatch
-from tasks.best import best_of, require_best_metric
+from tasks.best import best_of
 from tasks.checkpoint import settle
+from tasks.evaluate import recorded_evaluation
 from tasks.options import TASK_OPTIONS
 from tasks.report import artifact_key
 from tasks.stages import commit, finished, required, small
-from tasks.supervised_run import current_supervised_run, steps_of
+from tasks.supervised_run import OpenSupervisedRun, current_supervised_run, steps_of
 
 
 @task(name="train", task_run_name="train {iteration}", **TASK_OPTIONS)
@@ -53,15 +54,7 @@ async def evaluate_examples(run_id: str, version: int) -> dict[str, float]:
         ConfigError: it is the first, and has no ``ckpt.best_metric_key``; nothing is recorded then.
     """
     run = current_supervised_run(run_id)
-    recorded = await asyncio.to_thread(run.store.read_evaluation, version)
-    if recorded is None:
-        watch = Stopwatch()
-        metrics = await run.session.heal(version, lambda: run.session.evaluate(version))
-        if version == 0:
-            require_best_metric(run, metrics)
-        body = {"version": version, "parts": [], "metrics": metrics, "samples": [], **watch.stamp()}
-        run.session.check_lease()
-        recorded = await asyncio.to_thread(run.store.write_evaluation, version, body)
+    recorded = await recorded_evaluation(run, version, lambda: _measured(run, version))
     measured: dict[str, float] = recorded["metrics"]
     await acreate_table_artifact(
         key=artifact_key(run_id, "evaluation"),
@@ -71,6 +64,10 @@ async def evaluate_examples(run_id: str, version: int) -> dict[str, float]:
     line = "  ".join(f"{name}={value:.4g}" for name, value in sorted(measured.items()))
     get_run_logger().info("evaluation of version %d: %s", version, line)
     return dict(measured)
+
+
+async def _measured(run: OpenSupervisedRun, version: int) -> tuple[tuple[()], dict[str, float], list[dict[str, Any]]]:
+    return (), await run.session.evaluate(version), []
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)

@@ -4,38 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rlhf_core.cluster.connect import connect
-from rlhf_core.cluster.context import SupervisedContext, open_store
+from rlhf_core.cluster.context import SupervisedContext
 from rlhf_core.cluster.placement import place_supervised
 from rlhf_core.cluster.session import cores
 from rlhf_core.cluster.supervised_session import SupervisedSession
 from rlhf_core.cluster.supervised_worker import ExampleFacts, steps_per_epoch
 from rlhf_core.config import Method, SupervisedConfig, load_supervised_config, parse_supervised_config
-from rlhf_core.data import pin_models, supervised_models_of
+from rlhf_core.data import supervised_models_of
 from rlhf_core.errors import ConfigError
-from rlhf_core.lineage import Tracker, make_tracker
 from rlhf_core.storage import LeaseOwner, RunStore, acquire
 from tasks.best import is_best, is_saved
 from tasks.run import (
     OpenRun,
     Resume,
-    check_resume,
     current_run,
     different_keys,
     is_open,
     model_cache,
+    prepare,
     run_document,
     start_processes,
 )
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
+
+    from rlhf_core.lineage import Tracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +151,9 @@ def make_supervised_plan(config: SupervisedConfig, facts: ExampleFacts) -> Super
 async def _open(
     method: Method, config: SupervisedConfig, run_id: str, resume: Resume, flow_run_id: str | None
 ) -> OpenSupervisedRun:
-    store = open_store(config, run_id)
-    await asyncio.to_thread(store.objects.probe)
-    body = await asyncio.to_thread(store.read_run)
-    check_resume(body, config, store, resume, flow_run_id, method)
-    names = supervised_models_of(config, method)
-    models = await asyncio.to_thread(pin_models, names, config.storage, (body or {}).get("models"))
-    tracker = await asyncio.to_thread(
-        make_tracker, config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment
-    )
-    resources = await asyncio.to_thread(connect, config.run.ray_address)
-    device, share = place_supervised(config, resources)
+    known = await prepare(config, run_id, resume, flow_run_id, supervised_models_of(config, method), method)
+    store, body, models = known.store, known.body, known.models
+    device, share = place_supervised(config, known.resources)
     lease = await asyncio.to_thread(acquire, store, LeaseOwner.of_this_process(), config.run.lease_seconds)
     context = SupervisedContext(run_id, config, device, str(Path.cwd()), model_cache(), models, method)
     # Sums of floats depend on the number of threads: a resumed run keeps that of its start.
@@ -193,4 +184,4 @@ async def _open(
         await session.close(keep_actors=False)
         raise
     assert plan is not None, "session.open asks for the plan"
-    return OpenSupervisedRun(run_id, method, config, store, session, plan, tracker)
+    return OpenSupervisedRun(run_id, method, config, store, session, plan, known.tracker)

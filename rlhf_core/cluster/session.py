@@ -17,9 +17,9 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.cluster.actor_session import DIGEST, ActorSession
 from rlhf_core.cluster.placement import LIGHT_WORKERS
 from rlhf_core.cluster.rank_group import RankGroup, Recorded, TrainedGroup, any_dead, quietly, versions_of
-from rlhf_core.cluster.tenure import Tenure
 from rlhf_core.cluster.wait import all_of
 from rlhf_core.errors import DeadlineError, StorageError, WeightSyncError, WorkerError
 from rlhf_core.records import Stage, StageRef
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-DIGEST, CRITIC_DIGEST = "digest", "critic_digest"
+CRITIC_DIGEST = "critic_digest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +58,16 @@ class Updated:
     optimizer_steps: int  # of the policy, so far
 
 
-async def heal(
-    check: Callable[[], None],
-    ensure: Callable[[int], Awaitable[None]],
-    max_restarts: int,
-    version: int,
-    work: Callable[[], Awaitable[Any]],
-) -> Any:
-    """Run ``work`` with every actor at ``version``; where a worker dies, rebuild it and run ``work`` again.
-
-    Raises:
-        WorkerError: after ``max_restarts`` rebuilds.
-    """
-    for restart in range(max_restarts + 1):
-        try:
-            check()
-            await ensure(version)
-            return await work()
-        except WorkerError as error:
-            if restart == max_restarts:
-                raise
-            logger.warning("rebuilding workers (%d of %d): %s", restart + 1, max_restarts, error)
-    raise AssertionError("unreachable")
-
-
-class RunSession:
-    """Use from one event loop. ``open`` first, ``close`` in any case."""
+class RunSession(ActorSession):
+    """The processes of a run by rewards. ``open`` first."""
 
     def __init__(self, context: WorkerContext, groups: ActorGroups, lease: Lease) -> None:
         self.context = context
         self.config = context.config
         self.store: RunStore = context.store
         run = self.config.run
+        super().__init__(groups, lease, run)
         must_match = context.device == "cpu" or self.config.train.full_determinism_enable
-        self._groups = groups
-        self._tenure = Tenure(groups, lease, run.lease_seconds)
         self._rollout: Any = None
         self._scoring: Any = None
         self._engines: list[Any] = []
@@ -100,7 +75,6 @@ class RunSession:
         self._critic = TrainedGroup("critic", CRITIC_DIGEST, self.store, must_match, groups, self._tenure, run)
         self._reference = RankGroup("reference", groups, self._tenure, run)
         self._reward = RankGroup("reward", groups, self._tenure, run, meet=False)
-        self._healing = asyncio.Lock()
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -137,39 +111,21 @@ class RunSession:
                 task.cancel()
         return facts  # type: ignore[no-any-return]
 
-    async def close(self, keep_actors: bool) -> None:
-        """Give the run back. With ``keep_actors`` the next attempt finds them, until the keeper's lease ends."""
-        if not keep_actors:
-            # Reward processes, shared memory: what would outlive a killed actor.
-            tidy = [actor for actor in (*self._engines, self._scoring) if actor is not None]
-            await asyncio.gather(*(quietly(actor.shutdown) for actor in tidy), self._policy.shutdown())
-            await self.discard_actors()
-        await self._tenure.end()
-
-    async def discard_actors(self) -> None:
-        """End every actor; ``open`` makes new ones."""
-        await self._tenure.pause()
-        await asyncio.to_thread(self._groups.kill, [*self._groups.names, "keeper"])
-
-    async def heal(self, version: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run ``work`` with every actor at ``version``: see ``heal``."""
-        return await heal(self.check_lease, self.ensure, self.config.run.max_restarts, version, work)
-
-    def check_lease(self) -> None:
-        """See ``Tenure.check``."""
-        self._tenure.check()
+    async def tidy(self) -> None:
+        """Reward processes, shared memory: what would outlive a killed actor."""
+        actors = [actor for actor in (*self._engines, self._scoring) if actor is not None]
+        await asyncio.gather(*(quietly(actor.shutdown) for actor in actors), self._policy.shutdown())
 
     # --- versions -----------------------------------------------------------------------------------------------------
 
     async def ensure(self, version: int) -> None:
         """Every actor alive; policy, critic and engines at ``version``."""
-        async with self._healing:
-            if await self._is_ready(version):
-                return
-            await self._ensure_asked()
-            await self._policy.ensure(version, self._policy_update)
-            await self._critic.ensure(version, self._critic_update)
-            await self._ensure_engines(version)
+        if await self._is_ready(version):
+            return
+        await self._ensure_asked()
+        await self._policy.ensure(version, self._policy_update)
+        await self._critic.ensure(version, self._critic_update)
+        await self._ensure_engines(version)
 
     async def _is_ready(self, version: int) -> bool:
         """True if nothing is to be done: all are asked at once."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rlhf_core.cluster.actor_session import DIGEST, ActorSession
 from rlhf_core.cluster.groups import ActorGroups, Member, rank_environment
 from rlhf_core.cluster.rank_group import Recorded, TrainedGroup
-from rlhf_core.cluster.session import DIGEST, heal
 from rlhf_core.cluster.supervised_worker import SupervisedWorker
-from rlhf_core.cluster.tenure import Tenure
 from rlhf_core.cluster.wait import one
 from rlhf_core.errors import StorageError
 from rlhf_core.records import Stage
@@ -33,8 +32,8 @@ class Trained:
     optimizer_steps: int  # so far
 
 
-class SupervisedSession:
-    """Use from one event loop. ``open`` first, ``close`` in any case.
+class SupervisedSession(ActorSession):
+    """The processes of a supervised run. ``open`` first.
 
     Args:
         context: of the run.
@@ -50,10 +49,9 @@ class SupervisedSession:
         must_match = context.device == "cpu" or self.config.train.full_determinism_enable
         environment = rank_environment(threads)
         ranks = self.config.model.world_size
-        self._groups = ActorGroups(context, {"model": Member(SupervisedWorker, share, ranks, environment)})
-        self._tenure = Tenure(self._groups, lease, run.lease_seconds)
-        self._model = TrainedGroup("model", DIGEST, self.store, must_match, self._groups, self._tenure, run)
-        self._healing = asyncio.Lock()
+        groups = ActorGroups(context, {"model": Member(SupervisedWorker, share, ranks, environment)})
+        super().__init__(groups, lease, run)
+        self._model = TrainedGroup("model", DIGEST, self.store, must_match, groups, self._tenure, run)
 
     async def open(self, plan_steps: Callable[[ExampleFacts], Awaitable[int]]) -> None:
         """Find or make the ranks, and load examples and model.
@@ -72,29 +70,13 @@ class SupervisedSession:
         self._model.total_steps = await plan_steps(facts)
         await self._model.begin()
 
-    async def close(self, keep_actors: bool) -> None:
-        """Give the run back. With ``keep_actors`` the next attempt finds them, until the keeper's lease ends."""
-        if not keep_actors:
-            await self.discard_actors()
-        await self._tenure.end()
-
-    async def discard_actors(self) -> None:
-        """End every actor; ``open`` makes new ones."""
-        await self._tenure.pause()
-        await asyncio.to_thread(self._groups.kill, [*self._groups.names, "keeper"])
-
-    async def heal(self, version: int, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Run ``work`` with every rank at ``version``: see ``session.heal``."""
-        return await heal(self.check_lease, self.ensure, self.config.run.max_restarts, version, work)
-
-    def check_lease(self) -> None:
-        """See ``Tenure.check``."""
-        self._tenure.check()
-
     async def ensure(self, version: int) -> None:
         """Every rank alive, and at ``version``."""
-        async with self._healing:
-            await self._model.ensure(version, self._update)
+        await self._model.ensure(version, self._update)
+
+    async def tidy(self) -> None:
+        """What would outlive a killed rank: nothing so far."""
+        await self._model.shutdown()
 
     async def train(self, iteration: int, first_step: int, steps: int) -> Trained:
         """One iteration: optimizer steps ``first_step …`` of the run."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from rlhf_core.config.chain import ChainConfig, StageConfig
 from rlhf_core.config.model import Config
 from rlhf_core.config.rules import NOT_BUILT
 from rlhf_core.config.supervised import SupervisedConfig
@@ -34,6 +35,14 @@ A file for `rlhf sft`, `rlhf reward-model` or `rlhf dpo` has the sections below;
 those above, and an iteration is `train.steps_per_iteration` optimizer steps.
 """
 
+CHAIN_HEAD = """# Chains
+
+A file for `rlhf chain`, which runs several of the above one after the other: [rlhf.md](rlhf.md). On the command line
+`section.key=value` is set in every stage, `NAME:section.key=value` in one.
+
+| key | default | meaning |
+|---|---|---|"""
+
 
 def render() -> str:
     """The page."""
@@ -44,7 +53,11 @@ def render() -> str:
     for name, field in SupervisedConfig.model_fields.items():
         if field.annotation is not getattr(Config.model_fields.get(name), "annotation", None):
             lines += _section(name, field)
-    return "\n".join(lines)
+    lines.append(CHAIN_HEAD)
+    common = ChainConfig.model_fields["common"]
+    lines.append(_row("common", common.default, common.description or ""))
+    lines += [_row(*entry) for entry in _fields(StageConfig, "stages.", None)]
+    return "\n".join([*lines, ""])
 
 
 def _section(name: str, field: FieldInfo) -> list[str]:

@@ -5,7 +5,7 @@ import sys
 
 PROBE = """
 import sys
-import flows.train, flows.iteration
+import flows.chain, flows.train, flows.iteration
 print(sorted({name.split('.')[0] for name in sys.modules} & {'vllm', 'deepspeed', 'transformers', 'mlflow', 'torch'}))
 """
 

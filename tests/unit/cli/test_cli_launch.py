@@ -42,3 +42,17 @@ def test_an_iteration_that_samples_or_trains_nothing_has_less_to_show(store):
     complete(store, 1)
 
     assert (first, position.look()["numbers"]) == ("reward 0.250", "reward 0.250")
+
+
+def test_how_far_a_supervised_run_is(tmp_path):
+    store = RunStore("sft", str(tmp_path))
+    store.write_run({"kind": "sft", "plan": {"iterations": 2}})
+    body = {"seconds": 1.0, "metrics": {"train/loss": 2.5, "train/accuracy": 0.75}}
+    store.commit(StageManifest("sft", 0, Stage.UPDATE, (), 0, 0, 0, body=body))
+
+    assert Position(store).look() == {
+        "completed": 1,
+        "total": 2,
+        "description": "training ",
+        "numbers": "loss 2.500  accuracy 0.750",
+    }

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from config_samples import config
 
+from rlhf_core.config.chain import StageConfig
 from rlhf_core.config.document import render
 from rlhf_core.config.rules import NOT_BUILT
 from rlhf_core.config.supervised import SupervisedConfig
@@ -27,10 +28,14 @@ def supervised_keys():
     return keys(tree.model_dump())
 
 
+def chain_keys():
+    return ["common", *(f"stages.{name}" for name in StageConfig.model_fields)]
+
+
 def test_every_key_has_a_row_with_a_meaning():
     rows = {line.split("`")[1]: line for line in render().splitlines() if line.startswith("| `")}
 
-    assert set(rows) == {*keys(config().model_dump()), *supervised_keys()}
+    assert set(rows) == {*keys(config().model_dump()), *supervised_keys(), *chain_keys()}
     assert [line for line in render().splitlines() if line.startswith("| `") and not line.split("|")[3].strip()] == []
 
 

@@ -2,7 +2,8 @@
 
 How a block of a page is read::
 
-    ```yaml                      a fragment of a configuration: it parses, and its reward functions load
+    ```yaml                      a fragment of a configuration, or a chain: it parses, and its reward functions load
+    ```jsonl  after <!-- rows: METHOD section.key=value … -->   rows of SFT, a reward model or DPO: they become examples
     ```python  after <!-- file: name.py -->   a user's file: the fragments of the page may name it
     ```python  after <!-- run -->             is run, with the files of the page and a finished run beside it
     ```pycon                     a doctest
@@ -25,10 +26,19 @@ import pytest
 import typer
 import yaml
 
-from rlhf_core.config import load_config, parse_config
+from rlhf_cli.configurations import loaded
+from rlhf_core.config import (
+    SupervisedConfig,
+    kind_of,
+    parse_chain_config,
+    parse_config,
+    parse_supervised_config,
+    plan_chain,
+)
 from rlhf_core.config.document import render
 from rlhf_core.config.model import Config
 from rlhf_core.config.rules import NOT_BUILT, value_at
+from rlhf_core.data import load_tokenizer, supervised_examples
 from rlhf_core.records import (
     ActionRange,
     RewardRequest,
@@ -88,6 +98,15 @@ def config_of(fragment: str) -> Config:
     if not {"functions", "remote_url"} & data.get("reward", {}).keys():
         base["reward"] = {"functions": [{"use": "digits"}]}
     return parse_config({name: {**base.get(name, {}), **data.get(name, {})} for name in base.keys() | data.keys()})
+
+
+def supervised_config_of(fragment: str, *overrides: str) -> SupervisedConfig:
+    """The same for a supervised run."""
+    data = yaml.safe_load(fragment)
+    base = {"model": {"model_name_or_path": "builtin:tiny"}, "data": {"dataset": "rows.jsonl"}}
+    return parse_supervised_config(
+        {name: {**base.get(name, {}), **data.get(name, {})} for name in base.keys() | data.keys()}, overrides
+    )
 
 
 def table_rows(page: str, columns: int) -> list[list[str]]:
@@ -158,8 +177,28 @@ def sampled(index: int, answer: str) -> Trajectory:
 
 
 @pytest.mark.parametrize("block", named(blocks("yaml")))
-def test_a_yaml_fragment_is_a_valid_configuration(block):
-    config_of(block.text)
+def test_a_yaml_fragment_is_a_valid_configuration(block, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    data = yaml.safe_load(block.text)
+    check = {
+        "rewards": lambda: config_of(block.text),
+        "supervised": lambda: supervised_config_of(block.text),
+        "chain": lambda: plan_chain(parse_chain_config(data), "demo"),
+    }
+
+    assert check[kind_of(data)]()
+
+
+@pytest.mark.parametrize("block", named(blocks("jsonl")))
+def test_rows_of_a_page_become_examples(block, tiny_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text(block.text)
+    method, *overrides = block.mark.removeprefix("rows: ").split()
+    config = supervised_config_of("{}", "data.apply_chat_template=true", *overrides)
+
+    examples = supervised_examples(config, method, load_tokenizer(str(tiny_model)))
+
+    assert len(examples) == len(block.text.splitlines())
 
 
 @pytest.mark.parametrize("block", named([block for block in blocks("yaml") if block.page == "rewards.md"]))
@@ -242,7 +281,7 @@ def test_a_command_of_the_pages_exists_with_its_options(line, monkeypatch):
     context = parsed(typer.main.get_command(app), arguments)
 
     if "config" in context.params:
-        load_config(context.params["config"], context.params["overrides"] or [])
+        assert list(loaded(context.params["config"], context.params["overrides"] or []))
 
 
 def parsed(command: click.Command, arguments: list[str]) -> click.Context:

@@ -37,6 +37,17 @@ def test_run_json_is_immutable(run_store):
     assert run_store.read_run() == {"seed": 1}
 
 
+def test_a_run_ends_once(run_store):
+    assert run_store.read_end() is None
+
+    run_store.write_end(3)
+    run_store.write_end(3)
+
+    with pytest.raises(ConflictError, match=r"finished\.json exists already"):
+        run_store.write_end(4)
+    assert run_store.read_end() == 3
+
+
 def test_trajectories_come_back_in_order_of_their_parts(run_store):
     rows = [trajectory("é", i) for i in range(3)]
     parts = [run_store.publish_trajectories(1, rows[:2]), run_store.publish_trajectories(1, rows[2:])]
