@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -40,9 +41,10 @@ def show_trajectories(
 
 def show_chain(out: Console, result: dict[str, Any]) -> None:
     """Print what the flow ``chain`` returned: a line for each metric of a stage, and where the last model comes from."""
-    table = Table(title=f"chain {result['chain_id']}", title_justify="left")
+    table = Table(title=f"chain {result['chain_id']}", title_justify="left", box=SIMPLE_HEAD)  # fits 80 columns
     for name in ("stage", "run", "iterations", "steps", "metric", "first", "last"):
-        table.add_column(name, justify="right" if name in ("iterations", "steps", "first", "last") else "left")
+        number = name in ("iterations", "steps", "first", "last")
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
     for stage in result["stages"]:
         cells = [stage["stage"], stage["run_id"], str(stage["version"]), str(stage["optimizer_steps"])]
         for headline in stage["headlines"] or ({"metric": ""},):

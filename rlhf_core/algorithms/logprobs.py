@@ -82,7 +82,7 @@ class _Score(torch.autograd.Function):  # type: ignore[misc]
         for start, stop in _spans(len(weight_VH), width):
             tile_NV = _scaled_logits(hidden_NH, weight_VH, bias_V, start, stop, temperature_N)
             softmax.add(tile_NV, start, want_entropy)
-        entropy_N = softmax.entropy_N if want_entropy else torch.zeros_like(softmax.total_N)
+        entropy_N = softmax.entropy_N if want_entropy else torch.zeros_like(softmax.chosen_N)
         if not want_entropy:
             ctx.mark_non_differentiable(entropy_N)
         ctx.set_materialize_grads(False)  # a gradient is None where an output is not used: an update without a bonus

@@ -19,26 +19,26 @@ NO_LOGIT = -1e30  # below any logit, yet finite: -inf times an empty sum would b
 
 @dataclass(slots=True, eq=False)
 class RunningSoftmax:
-    """Sums over the tiles seen so far, fp32 ``[N]``."""
+    """Sums over the tiles seen so far, ``[N]``. fp64 over hundreds of tiles: there are only N of each."""
 
     targets_N: Tensor
-    maximum_N: Tensor
-    total_N: Tensor  # sum of exp(z - maximum)
-    moment_N: Tensor  # sum of exp(z - maximum) * (z - maximum)
-    chosen_N: Tensor  # logit of the target
+    maximum_N: Tensor  # fp32
+    total_N: Tensor  # fp64: sum of exp(z - maximum)
+    moment_N: Tensor  # fp64: sum of exp(z - maximum) * (z - maximum)
+    chosen_N: Tensor  # fp32: logit of the target
 
     @classmethod
     def of(cls, targets_N: Tensor) -> RunningSoftmax:
         """Before the first tile."""
         zero_N = torch.zeros(len(targets_N), dtype=torch.float32, device=targets_N.device)
-        return cls(targets_N, torch.full_like(zero_N, NO_LOGIT), zero_N, zero_N, zero_N)
+        return cls(targets_N, torch.full_like(zero_N, NO_LOGIT), zero_N.double(), zero_N.double(), zero_N)
 
     def add(self, tile_NV: Tensor, start: int, want_entropy: bool) -> None:
         """See the scaled logits of columns ``start ..``; they are overwritten."""
         column_N1, inside_N = _column(self.targets_N, start, tile_NV.shape[1])
         self.chosen_N = torch.where(inside_N, tile_NV.gather(1, column_N1).squeeze(1), self.chosen_N)
         maximum_N = torch.maximum(self.maximum_N, tile_NV.amax(dim=1))
-        shift_N = self.maximum_N - maximum_N
+        shift_N = (self.maximum_N - maximum_N).double()
         tile_NV.sub_(maximum_N.unsqueeze(1))
         weights_NV = tile_NV.exp() if want_entropy else tile_NV.exp_()
         if want_entropy:
@@ -49,18 +49,18 @@ class RunningSoftmax:
 
     @property
     def logsumexp_N(self) -> Tensor:
-        """Of the scaled logits."""
-        return self.maximum_N + self.total_N.log()
+        """Of the scaled logits, fp32."""
+        return (self.maximum_N + self.total_N.log()).float()
 
     @property
     def logprobs_N(self) -> Tensor:
-        """Of the targets."""
-        return self.chosen_N - self.logsumexp_N
+        """Of the targets, fp32."""
+        return (self.chosen_N - self.maximum_N - self.total_N.log()).float()
 
     @property
     def entropy_N(self) -> Tensor:
-        """``log sum exp(z) - mean z``."""
-        return self.total_N.log() - self.moment_N / self.total_N
+        """``log sum exp(z) - mean z``, fp32."""
+        return (self.total_N.log() - self.moment_N / self.total_N).float()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

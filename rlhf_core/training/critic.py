@@ -67,7 +67,9 @@ class CriticTrainer(EngineTrainer):
     def __init__(self, config: Config, model_path: str, rank: RankInfo, total_steps: int) -> None:
         self.config = config
         seed_everything(config.train.seed)
-        sequence_model = load_sequence_model(config, model_path, config.train.seed)
+        # A new head is zero: one that knows nothing says nothing. The values of a random one spread by about 1, the advantages
+        # are then its noise, and the first steps of the backbone throw them farther off than they were.
+        sequence_model = load_sequence_model(config, model_path, seed=None)
         scorer = ValueScorer(sequence_model)
         model = TrainedModel(scorer, sequence_model, tuple(scorer.head.parameters()), model_path, config.critic)
         super().__init__(model, config.ds, rank, total_steps)

@@ -195,9 +195,14 @@ class EngineTrainer:
         heads = frozenset(id(parameter) for parameter in model.heads)
         optimizer = make_optimizer(model.module, heads, model.settings)
         peaks = [group["lr"] for group in optimizer.param_groups]
+        # Without ZeRO, in half precision, DeepSpeed takes a step with gradients of 0 to make the states: it must neither decay
+        # the weights nor count as AdamW's first step, which would then be 0.73 of the next.
+        for group in optimizer.param_groups:
+            group["lr"] = 0.0  # ``apply`` sets it before each step
         engine, *_ = deepspeed.initialize(
             model=model.module, optimizer=optimizer, config=trained_config(self._ds, model.settings)
         )
+        optimizer.state.clear()
         return engine, peaks
 
     def _plain_grad_norm(self) -> float | None:

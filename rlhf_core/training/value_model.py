@@ -37,16 +37,17 @@ if TYPE_CHECKING:
 SCORER = "sequence classifier with one output"
 
 
-def load_sequence_model(settings: LoadSettings, path: str, seed: int) -> PreTrainedModel:
+def load_sequence_model(settings: LoadSettings, path: str, seed: int | None) -> PreTrainedModel:
     """A sequence classifier with one output, in host memory, without dropout.
 
-    From the folder of a reward model or critic it is loaded whole. From that of a language model it gets a new head, small
-    and normal with a standard deviation of ``1 / sqrt(H + 1)``, the same on every rank.
+    From the folder of a reward model or critic it is loaded whole. From that of a language model it gets a new head, the same
+    on every rank: small and normal with a standard deviation of ``1 / sqrt(H + 1)`` for a reward model, zero for a critic, as
+    in Ziegler et al. 2019 (arXiv:1909.08593).
 
     Args:
         settings: the run's.
         path: folder or id.
-        seed: of a new head.
+        seed: of a new head; None: it is zero.
 
     Raises:
         TrainingError: the folder or id cannot be loaded as one, has several outputs, or has a head that is more than a
@@ -163,9 +164,10 @@ def _scores_last_token(model: PreTrainedModel, layer: nn.Linear) -> bool:
     return score.shape == expected.shape and bool(torch.allclose(score.float(), expected.float(), rtol=1e-2, atol=1e-2))
 
 
-def _reset_head(head: nn.Linear, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    weight_1H = torch.empty(head.weight.shape).normal_(0, (head.in_features + 1) ** -0.5, generator=generator)
+def _reset_head(head: nn.Linear, seed: int | None) -> None:
+    weight_1H = torch.zeros(head.weight.shape)
+    if seed is not None:
+        weight_1H.normal_(0, (head.in_features + 1) ** -0.5, generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():
         head.weight.copy_(weight_1H)
         if head.bias is not None:

@@ -331,6 +331,15 @@ def test_a_key_has_one_status():
     assert sorted(keys) == sorted(set(keys))
 
 
+def test_the_keys_of_the_supervised_table_exist():
+    text = (DOCS / "from-openrlhf.md").read_text(encoding="utf-8").partition("### SFT, reward models and DPO")[2]
+    keys = KEY.findall(" ".join(line.split("|")[2] for line in text.partition("###")[0].splitlines() if "|" in line))
+
+    assert len(keys) > 30
+    for key in keys:
+        value_at(supervised_config_of("{}"), key)
+
+
 def test_the_where_columns_are_those_of_the_query():
     assert first_cells("trajectories.md", "### Columns") == list(query.COLUMNS)
 

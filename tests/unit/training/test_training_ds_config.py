@@ -15,6 +15,12 @@ def test_gradients_are_clipped_to_the_norm_of_the_model():
     assert made_of("actor.max_norm=0.5")["gradient_clipping"] == 0.5
 
 
+def test_what_muon_makes_of_the_gradients_is_not_clipped_and_needs_them_whole():
+    made = made_of("actor.optim=muon")
+
+    assert (made["gradient_clipping"], made["zero_optimization"]["reduce_scatter"]) == (0.0, False)
+
+
 def test_deepspeed_never_divides_by_accumulation_steps():
     made = made_of("train.micro_batch_size=4", "actor.num_gpus_per_node=2")
 

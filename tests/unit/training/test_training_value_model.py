@@ -125,7 +125,7 @@ def test_values_of_no_actions_keep_their_graph(tmp_path, family):
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in scorer.parameters())
 
 
-def test_critic_starts_with_the_policys_backbone_and_a_head_of_its_seed(tmp_path, family):
+def test_a_new_scorer_has_the_policys_backbone_and_a_head_of_its_seed(tmp_path, family):
     path = policy_folder(tmp_path, family)
 
     first, same, other = (loaded(path, seed=seed) for seed in (3, 3, 4))
@@ -146,10 +146,15 @@ def test_a_new_head_is_small(tmp_path):
     assert abs(weight.mean().item()) < 0.1 * 1025**-0.5
 
 
-def test_critic_starts_with_the_reward_models_head(tmp_path, family):
+def test_a_new_head_without_a_seed_is_zero(tmp_path, family):
+    assert not loaded(policy_folder(tmp_path, family), seed=None).score.weight.any()
+
+
+@pytest.mark.parametrize("seed", [3, None])
+def test_critic_starts_with_the_reward_models_head(tmp_path, family, seed):
     path = reward_model_folder(tmp_path, family)
 
-    model = loaded(path)
+    model = loaded(path, seed=seed)
 
     theirs = AutoModelForSequenceClassification.from_pretrained(path)
     assert all(torch.equal(p, theirs.state_dict()[name]) for name, p in model.named_parameters())

@@ -1,0 +1,166 @@
+"""Whole supervised runs in one process, on real parts: Prefect server, MLflow server, Ray, DeepSpeed.
+
+run          method         what it is for
+sft          sft            everything that a run leaves behind
+disturbed    sft            a rank is killed on the way: the same weights after every iteration
+scored       reward_model   starts from the checkpoint of sft; the best version is marked
+preferred    dpo            starts from the checkpoint of sft, which is its reference too
+"""
+
+import asyncio
+
+import psutil
+import pytest
+
+from flows.dpo import dpo
+from flows.reward_model import reward_model
+from flows.sft import sft
+from rlhf_core.errors import ConfigError
+from rlhf_core.records import Stage
+from rlhf_core.storage import CheckpointStore, RunStore, best_pointer
+
+pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
+
+TASK = "configs/tasks/preferences.py"
+FLOWS = {"sft": sft, "reward_model": reward_model, "dpo": dpo}
+ITERATIONS = 3  # 96 examples, 2 epochs of 3 steps of 32, 2 steps an iteration
+
+
+def config(model, rows, **sections):
+    return {
+        "model": {"model_name_or_path": model, "adam": {"lr": 3e-3}, "lr_scheduler": "constant", "lr_warmup_ratio": 0},
+        "data": {"dataset": f"{TASK}:{rows}?count=96", "apply_chat_template": True, "max_len": 128},
+        "train": {"batch_size": 32, "micro_batch_size": 32, "max_epochs": 2, "steps_per_iteration": 2},
+        "eval": {"dataset": f"{TASK}:{rows}?count=16&split=test", "steps": 1},
+        "ds": {"param_dtype": "fp32"},
+        "run": {"device": "cpu", "cpu_threads": 1},
+        **sections,
+    }
+
+
+@pytest.fixture(scope="session")
+def root(tmp_path_factory):
+    return str(tmp_path_factory.mktemp("supervised"))
+
+
+@pytest.fixture(scope="session")
+def finish(prefect_api, mlflow_uri, ray_cluster, root):
+    """Run something to its end, each run once per session."""
+    done = {}
+
+    async def run(method, run_id, model="builtin:tiny", rows="sft", **sections):
+        if run_id not in done:
+            places = [f"storage.root={root}", f"logger.mlflow_uri={mlflow_uri}"]
+            result = await FLOWS[method](config(model, rows, **sections), places, run_id)
+            assert result["version"] == ITERATIONS
+            done[run_id] = RunStore(run_id, root)
+        return done[run_id]
+
+    return run
+
+
+def updates(store):
+    return [store.stage(k, Stage.UPDATE)[0].body for k in range(ITERATIONS)]
+
+
+def digests(store):
+    return [body["digest"] for body in updates(store)]
+
+
+async def test_a_run_leaves_its_log_checkpoint_and_evaluations(finish) -> None:
+    store = await finish("sft", "sft")
+
+    assert [(body["first_step"], body["steps"], body["optimizer_steps"]) for body in updates(store)] == [
+        (0, 2, 2),
+        (2, 2, 4),
+        (4, 2, 6),
+    ]
+    losses = [store.read_evaluation(version)["metrics"]["eval/loss"] for version in range(ITERATIONS + 1)]
+    assert losses[-1] < losses[0] - 0.5
+    body = CheckpointStore(store).get(ITERATIONS)
+    assert body["digest"] == digests(store)[-1]
+    assert {"hf/model.safetensors", "state/trainer.json"} <= {entry["path"] for entry in body["files"]}
+    document = store.read_run()
+    assert (document["kind"], document["plan"]["examples"]) == ("sft", 96)
+
+
+async def test_a_finished_run_is_not_trained_again(finish, mlflow_uri, root) -> None:
+    store = await finish("sft", "sft")
+    before = digests(store)
+
+    await sft(config("builtin:tiny", "sft"), [f"storage.root={root}", f"logger.mlflow_uri={mlflow_uri}"], "sft")
+
+    assert digests(store) == before
+    assert store.iterations() == list(range(ITERATIONS))
+
+
+async def test_another_configuration_or_method_is_refused(finish, root) -> None:
+    await finish("sft", "sft")
+
+    with pytest.raises(ConfigError, match=r"train.batch_size: 32 in the run, 16 now"):
+        await sft(config("builtin:tiny", "sft"), [f"storage.root={root}", "train.batch_size=16"], "sft")
+    with pytest.raises(ConfigError, match="is a run of kind 'sft', not 'dpo'"):
+        await dpo(config("builtin:tiny", "pairs"), [f"storage.root={root}"], "sft")
+
+
+async def test_a_killed_rank_is_made_again_and_changes_nothing(finish, root) -> None:
+    calm = await finish("sft", "sft")
+    disturbed = RunStore("disturbed", root)
+
+    async def kill_after_the_first_iteration():
+        while disturbed.stage(0, Stage.UPDATE) is None:
+            await asyncio.sleep(0.01)
+        [rank] = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if " ".join(process.cmdline()).startswith("ray::SupervisedWorker")
+        ]
+        rank.kill()
+
+    killing = asyncio.create_task(kill_after_the_first_iteration())
+    await finish("sft", "disturbed")
+    await killing
+
+    assert digests(disturbed) == digests(calm)
+    assert CheckpointStore(disturbed).get(ITERATIONS)["digest"] == digests(calm)[-1]
+
+
+async def test_a_reward_model_starts_from_the_fine_tuned_model(finish) -> None:
+    source = await finish("sft", "sft")
+
+    store = await finish(
+        "reward_model", "scored", "run:sft", "pairs", ckpt={"best_metric_key": "eval/loss", "best_metric_mode": "min"}
+    )
+
+    model = store.read_run()["models"]["policy"]
+    assert (model["run"], model["version"]) == ("sft", ITERATIONS)
+    assert model["url"] == CheckpointStore(source).url(ITERATIONS)
+    losses = {version: store.read_evaluation(version)["metrics"]["eval/loss"] for version in range(1, ITERATIONS + 1)}
+    assert best_pointer(store).version == min(losses, key=losses.get)
+    assert "eval/accuracy" in store.read_evaluation(0)["metrics"]
+
+
+async def test_dpo_begins_at_its_reference(finish) -> None:
+    await finish("sft", "sft")
+
+    store = await finish("dpo", "preferred", "run:sft", "pairs")
+
+    first = store.read_evaluation(0)["metrics"]
+    assert first["eval/loss"] == pytest.approx(0.693147, abs=1e-5)  # -log sigmoid(0): policy and reference agree
+    assert store.read_evaluation(ITERATIONS)["metrics"]["eval/loss"] < first["eval/loss"]
+
+
+async def test_the_tracker_knows_where_a_model_comes_from(finish, mlflow_uri) -> None:
+    from mlflow import MlflowClient
+
+    source = await finish("sft", "sft")
+    await finish("dpo", "preferred", "run:sft", "pairs")
+
+    client = MlflowClient(mlflow_uri)
+    experiment = client.get_experiment_by_name("rlhf")
+    [run] = client.search_runs([experiment.experiment_id], "attributes.run_name = 'preferred'")
+    assert run.info.status == "FINISHED"
+    [dataset] = {entry.dataset.name for entry in run.inputs.dataset_inputs}
+    assert dataset == "preferred/examples"
+    [model] = [m for m in client.search_logged_models([experiment.experiment_id]) if m.name.startswith("preferred-v")]
+    assert CheckpointStore(source).url(ITERATIONS) in str(model.tags | model.params)
