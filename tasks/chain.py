@@ -18,7 +18,7 @@ from rlhf_core.config.model_spec import is_run_model, parse_run_model
 from rlhf_core.data import models_of, pin, supervised_models_of
 from rlhf_core.errors import ConfigError
 from rlhf_core.lineage import ancestry, draw
-from rlhf_core.rewards import check_reward_config
+from rlhf_core.rewards import check_functions
 from tasks.lineage import iteration_metrics
 from tasks.options import TASK_OPTIONS
 from tasks.report import artifact_key
@@ -178,7 +178,7 @@ def _check_start(run: ChainedRun, made: Collection[str], resources: Mapping[str,
 
     place(config, resources)
     check_algorithms(config)
-    check_reward_config(config.reward)
+    check_functions(config.reward)  # servers need not be up before the stage starts
 
 
 def _headlines(flow: FlowName, store: RunStore, version: int) -> tuple[Headline, ...]:

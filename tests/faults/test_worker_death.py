@@ -7,10 +7,8 @@ disturbed    after iteration 0: the rollout engine      complete, with the same 
              after iteration 3: the rollout worker
 """
 
-import asyncio
-
-import psutil
 import pytest
+from victims import disturbed
 
 from flows.train import train
 from rlhf_core.records import Stage
@@ -19,7 +17,11 @@ from rlhf_core.storage import RunStore
 pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
 
 ITERATIONS = 6
-VICTIMS = {0: "VLLM::EngineCore", 2: "ray::PolicyWorker", 3: "ray::RolloutWorker"}
+VICTIMS = [
+    (0, Stage.UPDATE, "VLLM::EngineCore"),
+    (2, Stage.UPDATE, "ray::PolicyWorker"),
+    (3, Stage.UPDATE, "ray::RolloutWorker"),
+]
 SMALL = [
     f"train.max_iterations={ITERATIONS}",
     "rollout.batch_size=8",
@@ -35,34 +37,15 @@ def digests(store):
     return [store.stage(k, Stage.UPDATE)[0].body["digest"] for k in range(ITERATIONS)]
 
 
-def kill(name):
-    """SIGKILL the processes of this session with that name."""
-    found = [p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith(name)]
-    assert found, f"no process {name!r} to kill"
-    for process in found:
-        process.kill()
-
-
-async def disturb(store):
-    for iteration, name in VICTIMS.items():
-        while store.stage(iteration, Stage.UPDATE) is None:
-            await asyncio.sleep(0.02)
-        kill(name)
-
-
 async def test_dead_workers_are_made_again_and_change_nothing(prefect_api, ray_cluster, tmp_path) -> None:
     """CASE 46, and more: the ledger law and every digest hold."""
     root = f"storage.root={tmp_path}"
-    calm, disturbed = RunStore("calm", str(tmp_path)), RunStore("disturbed", str(tmp_path))
+    calm, other = RunStore("calm", str(tmp_path)), RunStore("disturbed", str(tmp_path))
     await train("configs/grpo_tiny_cpu.yaml", [*SMALL, root], "calm")
 
-    running = asyncio.create_task(train("configs/grpo_tiny_cpu.yaml", [*SMALL, root], "disturbed"))
-    disturbing = asyncio.create_task(disturb(disturbed))
-    await running
-    disturbing.cancel()
-    await asyncio.gather(disturbing, return_exceptions=True)
+    await disturbed(train("configs/grpo_tiny_cpu.yaml", [*SMALL, root], "disturbed"), other, VICTIMS)
 
-    assert digests(disturbed) == digests(calm)
+    assert digests(other) == digests(calm)
     for k in range(ITERATIONS):
-        ledger = disturbed.stage(k, Stage.EXPERIENCE)[0].body["ledger"]
+        ledger = other.stage(k, Stage.EXPERIENCE)[0].body["ledger"]
         assert ledger["drawn"] == ledger["trained"] == 8

@@ -183,6 +183,7 @@ async def test_a_mistake_in_the_last_stage_shows_before_the_first(prefect_api, c
             "ppo:algo.advantage.estimator=gone.py:mine",
             r"stage ppo: algo.advantage.estimator='gone.py:mine': no such file",
         ),
+        ("ppo:reward.functions=[{use: gone.py}]", r"stage ppo: reward.functions\[0\].use='gone.py'"),
         ("ppo:run.ray_address=host:1", r"the stages name several clusters, run.ray_address=.*: set one in common"),
     ],
 )
