@@ -41,7 +41,7 @@ def show_trajectories(
 
 def show_chain(out: Console, result: dict[str, Any]) -> None:
     """Print what the flow ``chain`` returned: a line for each metric of a stage, and where the last model comes from."""
-    table = Table(title=f"chain {result['chain_id']}", title_justify="left", box=SIMPLE_HEAD)  # fits 80 columns
+    table = Table(title=f"chain {result['chain_id']}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in ("stage", "run", "iterations", "steps", "metric", "first", "last"):
         number = name in ("iterations", "steps", "first", "last")
         table.add_column(name, justify="right" if number else "left", overflow="fold")

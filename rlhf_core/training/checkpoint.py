@@ -48,6 +48,21 @@ class TrainerState:
     param_dtype: str
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerSource:
+    """The tokenizer that goes with a model."""
+
+    path: str
+    chat_template: str | None  # in place of its own
+
+    def write(self, folder: Path) -> None:
+        """Beside the model: whoever loads the folder renders as the run did."""
+        tokenizer = AutoTokenizer.from_pretrained(self.path)
+        if self.chat_template is not None:
+            tokenizer.chat_template = self.chat_template
+        tokenizer.save_pretrained(folder)
+
+
 def save_state(engine: Any, folder: Path, state: TrainerState, rank: RankInfo, average: MovingAverage | None) -> None:
     """Write the whole training state below ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -90,7 +105,7 @@ def load_state(
 def export_hf(
     hf_model: PreTrainedModel,
     named_weights: Iterable[tuple[str, torch.Tensor]],
-    tokenizer_path: str,
+    tokenizer: TokenizerSource,
     folder: Path,
     rank: RankInfo,
 ) -> None:
@@ -101,7 +116,7 @@ def export_hf(
             weights[name] = weight.cpu().clone()
     if rank.rank == 0:
         hf_model.save_pretrained(folder, state_dict=weights)
-        AutoTokenizer.from_pretrained(tokenizer_path).save_pretrained(folder)
+        tokenizer.write(folder)
     distributed.barrier()
 
 

@@ -71,7 +71,8 @@ class CriticTrainer(EngineTrainer):
         # are then its noise, and the first steps of the backbone throw them farther off than they were.
         sequence_model = load_sequence_model(config, model_path, seed=None)
         scorer = ValueScorer(sequence_model)
-        model = TrainedModel(scorer, sequence_model, tuple(scorer.head.parameters()), model_path, config.critic)
+        heads, template = tuple(scorer.head.parameters()), config.data.tokenizer_chat_template
+        model = TrainedModel(scorer, sequence_model, heads, model_path, config.critic, template)
         super().__init__(model, config.ds, rank, total_steps)
 
     def values(self, rows: Sequence[TokenRow], bootstrap: bool = False) -> dict[int, NDArray[np.float32]]:

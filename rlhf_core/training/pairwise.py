@@ -98,7 +98,8 @@ class RewardModelTrainer(PairTrainer):
         sequence_model = load_sequence_model(config, model_path, config.train.seed)
         name_padding(sequence_model, load_tokenizer(model_path, trust_remote_code=config.run.trust_remote_code))
         scorer = SequenceScorer(sequence_model)
-        model = TrainedModel(scorer, sequence_model, tuple(scorer.head.parameters()), model_path, config.model)
+        heads, template = tuple(scorer.head.parameters()), config.data.tokenizer_chat_template
+        model = TrainedModel(scorer, sequence_model, heads, model_path, config.model, template)
         super().__init__(config, model, rank, total_steps)
 
     def train_steps(self, batches: Sequence[Sequence[PreferenceExample]]) -> dict[str, float]:

@@ -59,7 +59,7 @@ class PolicyTrainer(EngineTrainer):
         causal_lm = load_causal_lm(config, model_path)
         scorer = TokenScorer(causal_lm, config.ds.logprob_chunk)
         heads = tuple(causal_lm.get_output_embeddings().parameters())
-        model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor)
+        model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor, config.data.tokenizer_chat_template)
         super().__init__(
             model, config.ds, rank, total_steps, config.train.ema_beta if config.train.enable_ema else None
         )

@@ -124,7 +124,7 @@ def trained_causal_lm(config: SupervisedConfig, path: str) -> TrainedModel:
     causal_lm = load_causal_lm(config, path)
     scorer = TokenScorer(causal_lm, config.ds.logprob_chunk, balance_experts=config.train.aux_loss_coef > 0)
     heads = tuple(causal_lm.get_output_embeddings().parameters())
-    return TrainedModel(scorer, causal_lm, heads, path, config.model)
+    return TrainedModel(scorer, causal_lm, heads, path, config.model, config.data.tokenizer_chat_template)
 
 
 def token_budget(config: SupervisedConfig) -> int | None:

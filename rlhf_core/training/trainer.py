@@ -52,6 +52,7 @@ class TrainedModel:
     heads: tuple[nn.Parameter, ...]  # its output layers
     source: str  # folder or id it was loaded from, whose tokenizer goes with it
     settings: TrainedModelConfig
+    chat_template: str | None = None  # that replaced the tokenizer's own: exports carry it
 
 
 class EngineTrainer:
@@ -72,7 +73,8 @@ class EngineTrainer:
         self.hf_model = model.hf_model
         self.version = 0  # updates applied: the version of the weights as they are
         self.optimizer_steps = 0  # that changed the weights
-        self._ds, self._settings, self._source = ds, model.settings, model.source
+        self._ds, self._settings = ds, model.settings
+        self._tokenizer = checkpoint.TokenizerSource(model.source, model.chat_template)
         if model.settings.gradient_checkpointing_enable:
             self.hf_model.gradient_checkpointing_enable({"use_reentrant": False})
         self.engine, self._peak_lrs = self._initialize(model)
@@ -169,12 +171,12 @@ class EngineTrainer:
 
     def export_hf(self, folder: str | Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""
-        checkpoint.export_hf(self.hf_model, self.named_weights(), self._source, Path(folder), self.rank)
+        checkpoint.export_hf(self.hf_model, self.named_weights(), self._tokenizer, Path(folder), self.rank)
 
     def export_average(self, folder: str | Path) -> None:
         """Write the moving average as a Hugging Face folder."""
         assert self.average is not None, "train.enable_ema"
-        checkpoint.export_hf(self.hf_model, self.average.weights(), self._source, Path(folder), self.rank)
+        checkpoint.export_hf(self.hf_model, self.average.weights(), self._tokenizer, Path(folder), self.rank)
 
     def save(self, folder: str | Path) -> None:
         """Write the whole training state below a local folder."""
