@@ -54,6 +54,8 @@ async def run_supervised(
             await tell_failure(run_id)
             raise
         await track(run_id, insist=True)
+        run.session.check_lease()
+        await asyncio.to_thread(run.store.write_end, run.plan.iterations)
         return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": run.plan.iterations}
 
 

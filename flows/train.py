@@ -63,6 +63,8 @@ async def train(
             raise
         await track(run_id, insist=True)
         version = await asyncio.to_thread(newest_version, run)
+        run.session.check_lease()
+        await asyncio.to_thread(run.store.write_end, version)
         return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": version}
 
 

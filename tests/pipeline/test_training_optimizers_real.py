@@ -167,11 +167,15 @@ def test_muon_moves_matrices_by_an_orthogonal_update_and_the_rest_by_adamw(one_r
 
 @pytest.mark.parametrize("overrides", [(ZERO_0, BF16), (ZERO_2, BF16), (ZERO_3,)])
 def test_adamw_takes_its_first_step_at_its_learning_rate(one_rank, model, rows, overrides):
-    """Sign descent, and the decay of one step: DeepSpeed took none of its own before."""
+    """Sign descent, and the decay of one step: DeepSpeed takes none of its own before."""
+    from transformers import AutoModelForCausalLM
+
     gradient = cases.naive_gradient(model, rows)
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16 if BF16 in overrides else torch.float32)
 
     [(before, after, _)] = one_rank.run(first_step, model, rows, ["actor.adam.weight_decay=0.1", *overrides])
 
+    assert all(np.array_equal(p.detach().float().numpy(), before[name]) for name, p in loaded.named_parameters())
     embedding, norm = "model.embed_tokens.weight", "model.norm.weight"
     for name, decay in ((embedding, 0.1), (norm, 0.0)):
         touched = np.abs(gradient[name]) > 1e-3
@@ -192,7 +196,7 @@ def test_muon_goes_on_bit_for_bit_after_a_restore_case_14(one_rank, model, tmp_p
     assert counts == (4, 4)
 
 
-@pytest.mark.parametrize("stage", [ZERO_0, ZERO_1, ZERO_2, ZERO_3])
+@pytest.mark.parametrize("stage", [ZERO_0, ZERO_2, ZERO_3])
 def test_muon_takes_the_same_step_on_two_ranks(one_rank, two_ranks, model, rows, stage):
     [(_, alone, _)] = one_rank.run(first_step, model, rows, [*MUON, stage])
 

@@ -145,7 +145,9 @@ def test_a_plan_in_which_only_the_critic_learns_is_refused():
     checked = config("rollout.batch_size=8", GAE, "critic.freezing_steps=3")
 
     assert make_plan(checked, facts(25)).iterations == 4
-    with pytest.raises(ConfigError, match=r"critic\.freezing_steps=3 leaves none of the run's 3 iterations .*: lower it"):
+    with pytest.raises(
+        ConfigError, match=r"critic\.freezing_steps=3 leaves none of the run's 3 iterations .*: lower it"
+    ):
         make_plan(checked, facts(24))
 
 

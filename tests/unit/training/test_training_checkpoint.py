@@ -10,7 +10,9 @@ def test_a_template_that_replaced_the_tokenizers_own_goes_with_the_model(tiny_mo
     TokenizerSource(str(tiny_model), None).write(tmp_path / "plain")
 
     def rendered(folder):
-        return AutoTokenizer.from_pretrained(folder).apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+        return AutoTokenizer.from_pretrained(folder).apply_chat_template(
+            [{"role": "user", "content": "hi"}], tokenize=False
+        )
 
     assert rendered(tmp_path / "own") == "[hi]"
     assert rendered(tmp_path / "plain") == rendered(tiny_model)
