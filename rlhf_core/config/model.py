@@ -53,8 +53,8 @@ class CriticConfig(TrainedModelConfig):
     enable: bool | None = None
     """Train a critic; default: with the estimator gae. An estimator from a file that needs values sets it."""
     model_name_or_path: str | None = None
-    """Backbone of the critic, as ``actor.model_name_or_path``: of a language model or of a reward model, whose head it
-    then starts from; default: ``reward.model_name_or_path``, else the policy's."""
+    """Backbone of the critic, as ``actor.model_name_or_path``: of a reward model, whose head it then starts from, or of a
+    language model, with which its values start at 0; default: ``reward.model_name_or_path``, else the policy's."""
     adam: AdamConfig = AdamConfig(lr=9e-6)
     """Settings of AdamW."""
     value_clip: PositiveFloat = 0.5

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # key -> what it would switch on. Any value other than the default is refused.
 NOT_BUILT: dict[str, str] = {
-    "actor.aux_loss_coef": "the mixture-of-experts balancing loss",
     "actor.freeze_visual_encoder": "vision-language training",
     "ref.offload": "offloading the reference model",
     "ds.adam_offload": "optimizer offload",

@@ -50,14 +50,14 @@ class PolicyTrainer(EngineTrainer):
         total_steps: optimizer steps of the whole run, which the learning rate is spread over.
 
     Raises:
-        TrainingError: the model cannot be loaded.
+        TrainingError: the model cannot be loaded; or ``actor.aux_loss_coef`` asks for a balancing loss that it does not have.
     """
 
     def __init__(self, config: Config, model_path: str, rank: RankInfo, total_steps: int) -> None:
         self.config = config
         seed_everything(config.train.seed)
         causal_lm = load_causal_lm(config, model_path)
-        scorer = TokenScorer(causal_lm, config.ds.logprob_chunk)
+        scorer = TokenScorer(causal_lm, config.ds.logprob_chunk, balance_experts=config.actor.aux_loss_coef > 0)
         heads = tuple(causal_lm.get_output_embeddings().parameters())
         model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor, config.data.tokenizer_chat_template)
         super().__init__(

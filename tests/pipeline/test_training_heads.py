@@ -6,6 +6,8 @@ by Hugging Face's own forward pass, with all logits.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import training_cases as cases
@@ -39,7 +41,7 @@ def ranks():
     pool.close()
 
 
-def make_model(kind):
+def make_model(kind, **changes):
     from transformers import (
         LlamaConfig,
         LlamaForCausalLM,
@@ -53,7 +55,8 @@ def make_model(kind):
     torch.manual_seed(0)
     if kind in MIXTURES:
         experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
-        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**SIZES, **experts, shared_expert_intermediate_size=8))
+        sizes = {**SIZES, **experts, "shared_expert_intermediate_size": 8, **changes}
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**sizes))
     if kind == "bias":
         return PhiForCausalLM(PhiConfig(**SIZES))
     if kind in ("values", "scores"):
@@ -159,3 +162,33 @@ def test_bf16_gradient_is_that_of_a_naive_forward_pass(ranks, kind, stage):
     both = ranks.run(sharded_gradient, kind, stage, "bf16", False)
 
     assert all(cases.largest_difference(gradient, expected) < 0.03 * largest for gradient in both)
+
+
+def refusal(rank, model, overrides):
+    from rlhf_core.errors import TrainingError
+
+    try:
+        cases.make_trainer(rank, model, overrides)
+    except TrainingError as error:
+        return str(error)
+
+
+def test_updates_balance_the_experts(ranks, tmp_path):
+    """Without advantages, the balancing loss is all there is to learn."""
+    make_model("experts", vocab_size=256).save_pretrained(tmp_path)
+    rows = [replace(row, advantages=0 * row.advantages) for row in cases.experiences([3, 5, 4, 2, 6, 1, 2, 3])]
+    overrides = ["ds.zero_stage=2", "train.micro_batch_size=2", "actor.adam.lr=1e-2"]
+
+    balanced = ranks.run(cases.updates, str(tmp_path), [rows] * 8, [*overrides, "actor.aux_loss_coef=0.5"])
+    [(reports, _), _] = ranks.run(cases.updates, str(tmp_path), [rows], overrides)
+
+    losses = [[report.aux_loss for report in reports] for reports, _ in balanced]
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0] - 0.01
+    assert reports[0].aux_loss is None
+
+
+def test_model_without_experts_is_refused_as_it_is_loaded(ranks, tiny_model):
+    both = ranks.run(refusal, str(tiny_model), ["actor.aux_loss_coef=0.5"])
+
+    assert all("LlamaForCausalLM has no balancing loss" in message for message in both)

@@ -17,11 +17,6 @@ def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0, 
     return micro_batch_loss(config, step or tb.step_of(*rows), tb.batch_of(*rows), scores, kl_coef)
 
 
-def balancing(aux_loss_coef):
-    config = tb.config()
-    return config.model_copy(update={"actor": config.actor.model_copy(update={"aux_loss_coef": aux_loss_coef})})
-
-
 def sums_of(part):
     return dict(zip(SUMS, part.sums.tolist(), strict=True))
 
@@ -134,7 +129,7 @@ def test_case_66_entropy_bonus_of_the_sampled_distribution_has_a_gradient():
 
 def test_balancing_loss_of_the_step_is_a_mean_over_its_rows():
     """Micro-batches of one and of three rows, balancing losses 2 and 4: (2 + 3 × 4) / 4."""
-    config = balancing(0.1)
+    config = tb.config("actor.aux_loss_coef=0.1")
     rows = [tb.experience([-1.0] * n, advantage=0.0) for n in (3, 1, 1, 1)]
     step, aux_losses = tb.step_of(*rows), torch.tensor([2.0, 4.0], requires_grad=True)
 
@@ -152,7 +147,7 @@ def test_balancing_loss_of_the_step_is_a_mean_over_its_rows():
 
 def test_update_that_wants_a_balancing_loss_does_not_go_on_without_one():
     with pytest.raises(AssertionError, match="balancing loss"):
-        loss_of(balancing(0.1), [tb.experience([-1.0])], tb.padded([-1]))
+        loss_of(tb.config("actor.aux_loss_coef=0.1"), [tb.experience([-1.0])], tb.padded([-1]))
 
 
 def test_unknown_numbers_in_the_padding_do_not_count():
