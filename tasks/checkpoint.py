@@ -24,7 +24,7 @@ from tasks.run import OpenRun, current_run
 from tasks.stages import required
 
 if TYPE_CHECKING:
-    from rlhf_core.storage import Best
+    from rlhf_core.storage import Best, FileEntry
     from tasks.supervised_run import AnyRun
 
 
@@ -47,9 +47,12 @@ async def checkpoint(run_id: str, version: int) -> dict[str, Any]:
 
 async def _save(run: OpenRun, version: int, best: Best | None) -> dict[str, Any]:
     watch = Stopwatch()
-    files = await run.session.heal(version, lambda: run.session.save(version))
+
+    async def saved() -> tuple[list[FileEntry], dict[str, str]]:
+        return await run.session.save(version), await run.session.digests()
+
+    files, digests = await run.session.heal(version, saved)
     manifest, _ = await required(run, version - 1, Stage.UPDATE)
-    digests = await run.session.digests()
     body = {
         "version": version,
         "iteration": version,  # the next one to run

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from rlhf_core.storage import CheckpointStore
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from rlhf_core.cluster.groups import ActorGroups
     from rlhf_core.cluster.tenure import Tenure
@@ -53,6 +54,23 @@ async def any_dead(actors: Sequence[Any]) -> bool:
     except (WorkerError, DeadlineError):
         return True
     return False
+
+
+@asynccontextmanager
+async def blaming_the_dead(actors: Sequence[Any], what: str) -> AsyncIterator[None]:
+    """Within, what a rank complains of is the death of a peer, where one has died: who is left is asked.
+
+    Raises:
+        WorkerError: a rank died.
+    """
+    try:
+        yield
+    except (WorkerError, DeadlineError, LeaseError):
+        raise
+    except Exception as error:
+        if len(actors) > 1 and await any_dead(actors):
+            raise WorkerError(f"{what}: a rank died; its peer says: {error}") from error
+        raise
 
 
 class RankGroup:
@@ -102,7 +120,7 @@ class RankGroup:
         return await any_dead(self.ranks)
 
     async def call(self, method: str, *arguments: Any, what: str, seconds: float | None = None) -> list[Any]:
-        """A method of every rank, at the same time. Where one dies its peers may complain first: who is left is asked then.
+        """A method of every rank, at the same time.
 
         Raises:
             WorkerError: a rank died.
@@ -110,14 +128,8 @@ class RankGroup:
         """
         self._tenure.check()
         limit = self._limits.stage_timeout if seconds is None else seconds
-        try:
+        async with blaming_the_dead(self.ranks, what):
             return await all_of([getattr(rank, method).remote(*arguments) for rank in self.ranks], limit, what)
-        except (WorkerError, DeadlineError, LeaseError):
-            raise
-        except Exception as error:
-            if len(self.ranks) > 1 and await any_dead(self.ranks):
-                raise WorkerError(f"{what}: a rank died; its peer says: {error}") from error
-            raise
 
 
 @dataclass(frozen=True, slots=True)

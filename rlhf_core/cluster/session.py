@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.actor_session import DIGEST, ActorSession
 from rlhf_core.cluster.placement import LIGHT_WORKERS
-from rlhf_core.cluster.rank_group import RankGroup, Recorded, TrainedGroup, any_dead, quietly, versions_of
+from rlhf_core.cluster.rank_group import (
+    RankGroup,
+    Recorded,
+    TrainedGroup,
+    any_dead,
+    blaming_the_dead,
+    quietly,
+    versions_of,
+)
 from rlhf_core.cluster.wait import all_of
 from rlhf_core.errors import DeadlineError, StorageError, WeightSyncError, WorkerError
 from rlhf_core.records import Stage, StageRef
@@ -223,8 +231,10 @@ class RunSession(ActorSession):
             "reference": [rank.logprobs.remote(rollout, reward) for rank in self._reference.ranks],
             "critic": [rank.values.remote(rollout, reward) for rank in self._critic.ranks],
         }
-        call = self._scoring.assemble.remote(iteration, rollout, reward, kl_coef, answers)
-        return (await self._stage([call], f"advantages of iteration {iteration}"))[0]  # type: ignore[no-any-return]
+        what = f"advantages of iteration {iteration}"
+        async with blaming_the_dead([*self._policy.ranks, *self._reference.ranks, *self._critic.ranks], what):
+            call = self._scoring.assemble.remote(iteration, rollout, reward, kl_coef, answers)
+            return (await self._stage([call], what))[0]  # type: ignore[no-any-return]
 
     async def update(self, iteration: int, experience: StageRef, kl_coef: float) -> Updated:
         """One update of the policy and, at the same time, of the critic."""
@@ -233,9 +243,8 @@ class RunSession(ActorSession):
             self._policy.call("update", iteration, experience, kl_coef, what=what),
             self._critic.call("update", iteration, experience, what=f"critic's {what}"),
         )
-        digests = {group.digest_key: await group.digest() for group in (self._policy, self._critic) if group.ranks}
         metrics = {**policy[0], **(critic[0] if critic else {})}
-        return Updated(metrics, digests, await self._policy.optimizer_steps())
+        return Updated(metrics, await self.digests(), await self._policy.optimizer_steps())
 
     async def digests(self) -> dict[str, str]:
         """Of the weights of policy and critic."""

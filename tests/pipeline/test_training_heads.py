@@ -35,10 +35,8 @@ TEMPERATURE_B = [torch.tensor([0.7, 1.0]), torch.tensor([1.0, 0.5, 1.3])]
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    pool = cases.RankPool(2)
-    yield pool
-    pool.close()
+def ranks(two_ranks):
+    return two_ranks
 
 
 def make_model(kind, **changes):

@@ -16,10 +16,8 @@ BF16 = "ds.param_dtype=bf16"
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    pool = cases.RankPool(1)
-    yield pool
-    pool.close()
+def ranks(one_rank):
+    return one_rank
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,8 @@ pytestmark = pytest.mark.pipeline
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    pool = cases.RankPool(2)
-    yield pool
-    pool.close()
+def ranks(two_ranks):
+    return two_ranks
 
 
 @pytest.fixture(scope="module")

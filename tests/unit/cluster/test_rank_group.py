@@ -6,109 +6,15 @@ The log and its checkpoints are real; a rank follows a script: its weights are t
 import uuid
 
 import pytest
-from cluster_samples import Method, config
-from ray.exceptions import RayActorError
+from cluster_samples import config
+from scripted_actors import Groups, Office, Rank, digest
 
 from rlhf_core.cluster.rank_group import RankGroup, Recorded, TrainedGroup
 from rlhf_core.cluster.rank_worker import NOT_STARTED, Seat
-from rlhf_core.errors import CorruptShardError, LeaseError, TrainingError, WorkerError
+from rlhf_core.errors import LeaseError, TrainingError, WorkerError
 from rlhf_core.storage import CheckpointStore, RunStore
 
 HALF_UPDATED = -2
-
-
-class Rank:
-    """A process of a model."""
-
-    def __init__(self, index, checkpoints):
-        self.index, self.checkpoints = index, checkpoints
-        self.held, self.updates = NOT_STARTED, ()
-        self.dead, self.starts, self.damaged, self.fails = False, [], set(), None
-        for name in ("rendezvous", "start", "version", "ping", "restore", "update", "digest", "save", "shutdown"):
-            setattr(self, name, Method(self._alive(getattr(self, f"_{name}"))))
-
-    def _alive(self, function):
-        async def call(*arguments):
-            if self.dead:
-                raise RayActorError()
-            return function(*arguments)
-
-        return call
-
-    def _rendezvous(self):
-        return f"host-{self.index}", 29500
-
-    def _start(self, *arguments):
-        self.starts.append(arguments)
-        self.held = max(self.held, 0)
-        return self.held
-
-    def _version(self):
-        return self.held
-
-    def _ping(self):
-        return None
-
-    def _restore(self, version):
-        if version in self.damaged:
-            raise CorruptShardError(f"checkpoint {version} is damaged")
-        self.held, self.updates = version, self.checkpoints[version]
-        return version
-
-    def _update(self, iteration):
-        if self.fails is not None:
-            raise self.fails
-        assert self.held == iteration
-        self.updates, self.held = (*self.updates, iteration), iteration + 1
-        return {"loss": 0.5}
-
-    def _digest(self):
-        return digest(self.updates)
-
-    def _save(self, version):
-        return [f"{version}-{self.index}"]
-
-    def _shutdown(self):
-        return None
-
-
-def digest(updates):
-    return f"after {list(updates)}"
-
-
-class Groups:
-    """The actors of a run, by name."""
-
-    def __init__(self, ranks, make=Rank):
-        self._ranks, self._make = ranks, make
-        self.checkpoints, self.made, self.alive = {}, [], {}
-
-    def count(self, role):
-        return self._ranks
-
-    def names_of(self, role):
-        return [f"{role}-{index}" for index in range(self._ranks)]
-
-    def actor(self, role, index):
-        name = f"{role}-{index}"
-        if name not in self.alive:
-            self.alive[name] = self._make(index, self.checkpoints)
-            self.made.append(self.alive[name])
-        return self.alive[name]
-
-    def kill(self, names):
-        for name in names:
-            self.alive.pop(name, None)
-
-
-class Office:
-    """A tenure that lasts, or has ended."""
-
-    over = False
-
-    def check(self):
-        if self.over:
-            raise LeaseError("the lease is lost")
 
 
 class World:
@@ -116,14 +22,14 @@ class World:
 
     def __init__(self, ranks=1, checkpoints=(), must_match=True):
         self.store = RunStore("run", f"memory://{uuid.uuid4().hex}")
-        self.groups, self.office = Groups(ranks), Office()
+        self.groups, self.office = Groups(critic=ranks), Office()
         limits = config().run
         self.group = TrainedGroup("critic", "critic_digest", self.store, must_match, self.groups, self.office, limits)
         self.group.total_steps = 12
         self.log = {}  # iteration -> digest that the log has of it
         for version in checkpoints:
             self.groups.checkpoints[version] = tuple(range(version))
-            body = {"digest": "of the policy", "critic_digest": digest(range(version))}
+            body = {"digest": "of the policy", "critic_digest": digest("critic", range(version))}
             CheckpointStore(self.store).commit(version, body, [])
 
     async def begin(self):
@@ -137,7 +43,7 @@ class World:
         return self
 
     async def recorded(self, iteration):
-        said = self.log.get(iteration, digest(range(iteration + 1)))
+        said = self.log.get(iteration, digest("critic", range(iteration + 1)))
         return Recorded(said, lambda: self.group.call("update", iteration, what="again"))
 
     async def ensure(self, version):
@@ -193,7 +99,7 @@ async def test_a_group_that_was_just_made_goes_to_the_version_of_the_log_as_it_i
 
 async def test_a_damaged_checkpoint_is_passed_over(monkeypatch):
     world = World(checkpoints=[1, 2])
-    monkeypatch.setattr(Rank, "_restore", damaged(Rank._restore, {2}))
+    monkeypatch.setattr(Rank, "do_restore", damaged(Rank.do_restore, {2}))
     await world.begin()
 
     await world.ensure(3)
@@ -216,7 +122,7 @@ async def test_other_weights_than_those_of_the_log_are_refused(checkpoints, what
     world.groups.checkpoints[2] = (0, 0)
     world.log[1] = "other weights"
 
-    with pytest.raises(TrainingError, match=f"{what} gave the critic weights after .*, the log says "):
+    with pytest.raises(TrainingError, match=f"{what} gave the critic weights critic after.*, the log says "):
         await world.ensure(2)
 
 
@@ -235,7 +141,7 @@ async def test_the_digest_is_the_groups_own():
 
     await world.ensure(2)
 
-    assert await world.group.digest() == digest([0, 1])
+    assert await world.group.digest() == digest("critic", [0, 1])
 
 
 async def test_ranks_that_differ_are_an_error():
@@ -257,7 +163,7 @@ async def test_a_group_without_ranks_has_nothing_to_do():
 async def test_every_rank_writes_its_part_of_a_checkpoint():
     world = await World(ranks=2).begin()
 
-    assert await world.group.save(3) == ["3-0", "3-1"]
+    assert await world.group.save(3) == ["critic 3-0", "critic 3-1"]
 
 
 # --- starting
@@ -272,12 +178,12 @@ async def test_ranks_meet_at_the_first_one():
 
 
 async def test_ranks_that_do_not_meet_get_no_seat():
-    groups = Groups(2)
+    groups = Groups(reward=2)
     group = RankGroup("reward", groups, Office(), config().run, meet=False)
     group.find()
 
-    assert await group.start() == [0, 0]
-    assert [rank.starts for rank in group.ranks] == [[()], [()]]
+    assert await group.start() == [64, 65]
+    assert "rendezvous" not in [method for _, _, method in groups.calls]
 
 
 @pytest.mark.parametrize("other", ["dead", "never started"])
@@ -309,7 +215,7 @@ async def test_whole_groups_of_an_earlier_attempt_are_found():
 async def test_what_a_rank_complains_of_while_its_peer_is_dead_is_the_peers_death():
     world = await World(ranks=2).begin()
     first, second = world.group.ranks
-    first.fails, second.dead = RuntimeError("connection closed by peer"), True
+    first.fails["update"], second.dead = RuntimeError("connection closed by peer"), True
 
     with pytest.raises(WorkerError):
         await world.group.call("update", 0, what="update of iteration 0")
@@ -317,7 +223,7 @@ async def test_what_a_rank_complains_of_while_its_peer_is_dead_is_the_peers_deat
 
 async def test_what_a_rank_complains_of_among_the_living_is_its_own():
     world = await World(ranks=2).begin()
-    world.group.ranks[0].fails = RuntimeError("out of memory")
+    world.group.ranks[0].fails["update"] = RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
         await world.group.call("update", 0, what="update")

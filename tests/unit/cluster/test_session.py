@@ -1,0 +1,243 @@
+"""The processes of a run: which are started, asked and made again. They follow a script; the log is real."""
+
+import time
+import uuid
+from types import SimpleNamespace
+
+import pytest
+from cluster_samples import config
+from scripted_actors import Groups, digest
+
+from rlhf_core.cluster.session import PlannedSteps, RunSession
+from rlhf_core.errors import LeaseError, WorkerError
+from rlhf_core.records import Stage, StageManifest
+from rlhf_core.storage import RunStore
+
+EVERYBODY = {"engine": 2, "policy": 1, "critic": 1, "reference": 1, "reward": 2, "rollout": 1, "scoring": 1}
+
+
+class Held:
+    """The run's lease in storage."""
+
+    seconds, released = 60.0, False
+
+    def __init__(self, store):
+        self.run_store, self.expires_at = store, time.time() + 60
+
+    def renew(self):
+        self.expires_at = time.time() + 60
+
+    def release(self):
+        self.released = True
+
+
+class Run:
+    """A session whose log holds so many updates."""
+
+    def __init__(self, updates=0, **counts):
+        checked = config("run.max_restarts=1")
+        store = RunStore("run", f"memory://{uuid.uuid4().hex}")
+        self.groups, self.lease = Groups(**(EVERYBODY | counts)), Held(store)
+        self.session = RunSession(SimpleNamespace(config=checked, store=store, device="cpu"), self.groups, self.lease)
+        for k in range(updates):
+            store.commit(StageManifest("run", k, Stage.EXPERIENCE, (), 0, 0, k))
+            done = range(k + 1)
+            body = {"digest": digest("policy", done), "critic_digest": digest("critic", done), "kl_coef": 0.1}
+            store.commit(StageManifest("run", k, Stage.UPDATE, (), 0, 0, k, body=body))
+
+    async def open(self):
+        async def plan_steps(facts):
+            assert facts == "facts"
+            return PlannedSteps(policy=10, critic=12)
+
+        await self.session.open(plan_steps)
+        return self
+
+    async def at(self, version):
+        """Open, at the version; what was made and asked until now is forgotten."""
+        await self.open()
+        await self.session.ensure(version)
+        self.groups.made.clear()
+        self.groups.calls.clear()
+        return self
+
+    def __getitem__(self, name):
+        return self.groups.alive[name]
+
+    def asked(self, *methods):
+        return [(role, index, method) for role, index, method in self.groups.calls if method in methods]
+
+
+@pytest.fixture
+async def run():
+    made = await Run(updates=2).at(2)
+    yield made
+    await made.session.close(keep_actors=True)
+
+
+# --- opening and closing
+
+
+async def test_every_actor_is_made_and_started():
+    run = await Run().open()
+
+    assert sorted(run.groups.made) == sorted(run.groups.names)
+    assert [run[name].held for name in ("engine-0", "engine-1", "policy-0", "critic-0")] == [0, 0, 0, 0]
+    assert (run["policy-0"].starts[0][1:], run["critic-0"].starts[0][1:]) == ((10,), (12,))
+    await run.session.close(keep_actors=True)
+
+
+async def test_the_scoring_worker_is_told_of_the_reward_model():
+    """Of the ranks, and of the longest text that each of them reads."""
+    run = await Run().open()
+    without = await Run(reward=0, reference=0, critic=0).open()
+
+    assert run["scoring"].starts == [([run["reward-0"], run["reward-1"]], 64)]
+    assert without["scoring"].starts == [([], None)]
+    for opened in (run, without):
+        await opened.session.close(keep_actors=True)
+
+
+async def test_what_an_earlier_attempt_left_is_found_but_for_those_that_read_files_of_the_user():
+    run = await Run(updates=2).at(2)
+    before = dict(run.groups.alive)
+
+    await run.open()
+
+    anew = {name for name, actor in before.items() if run[name] is not actor}
+    assert anew == {"rollout", "scoring", "reference-0"}
+    await run.session.close(keep_actors=True)
+
+
+@pytest.mark.parametrize("keep", [True, False])
+async def test_closing_gives_the_lease_back_and_keeps_or_ends_the_actors(keep):
+    run = await Run().open()
+    run.groups.killed.clear()
+
+    await run.session.close(keep_actors=keep)
+
+    assert run.lease.released
+    assert sorted(run.groups.killed) == ([] if keep else sorted([*run.groups.names, "keeper"]))
+    tidied = {(role, index) for role, index, _ in run.asked("shutdown")}
+    assert tidied == (set() if keep else {("engine", 0), ("engine", 1), ("scoring", 0), ("policy", 0)})
+
+
+# --- making good what died
+
+
+async def test_where_everybody_is_ready_nothing_is_done(run) -> None:
+    await run.session.ensure(2)
+
+    assert run.groups.made == []
+    assert run.asked("start", "update", "sync", "restore") == []
+
+
+@pytest.mark.parametrize(
+    ("dead", "again", "updated", "synced"),
+    [
+        (["critic-0"], ["critic-0"], ["critic"], False),
+        (["policy-0"], ["policy-0"], ["policy"], False),
+        (["engine-1"], ["engine-1"], [], True),
+        (["reference-0"], ["reference-0"], [], False),
+        (["rollout"], ["rollout"], [], False),
+        (["scoring"], ["scoring"], [], False),
+        (["reward-1"], ["reward-0", "reward-1", "scoring"], [], False),  # the scoring worker knows the old ones
+        (["critic-0", "engine-0", "scoring"], ["critic-0", "engine-0", "scoring"], ["critic"], True),
+    ],
+)
+async def test_who_is_dead_is_made_again_and_nobody_else(run, dead, again, updated, synced) -> None:
+    for name in dead:
+        run[name].dead = True
+
+    await run.session.ensure(2)
+
+    assert sorted(run.groups.made) == again
+    assert [role for role, _, _ in run.asked("update")] == [role for role in updated for _ in range(2)]
+    assert bool(run.asked("sync")) is synced
+    assert {run[name].held for name in ("engine-0", "engine-1", "policy-0", "critic-0")} == {2}
+    assert run["scoring"].starts[-1][0] == [run["reward-0"], run["reward-1"]]
+
+
+async def test_an_engine_that_lags_behind_gets_the_weights(run) -> None:
+    run["engine-0"].held = 1
+
+    await run.session.ensure(2)
+
+    assert (run.groups.made, run.asked("sync")) == ([], [("policy", 0, "sync")])
+    assert run["engine-0"].held == 2
+
+
+async def test_a_sync_that_leaves_an_engine_behind_is_its_death(run, monkeypatch) -> None:
+    monkeypatch.setattr(type(run["policy-0"]), "do_sync", lambda *arguments: None)
+    run["engine-0"].held = 1
+
+    with pytest.raises(WorkerError, match=r"the engines hold versions \[1, 2\], not 2"):
+        await run.session.ensure(2)
+
+
+async def test_a_stage_whose_critic_dies_is_run_again(run) -> None:
+    """The policy has taken the update that was not recorded: it goes back too."""
+    run["critic-0"].dies_in = "update"
+
+    updated = await run.session.heal(2, lambda: run.session.update(2, None, 0.1))
+
+    assert sorted(run.groups.made) == ["critic-0", "policy-0"]
+    assert updated.digests == {"digest": digest("policy", [0, 1, 2]), "critic_digest": digest("critic", [0, 1, 2])}
+
+
+# --- stages
+
+
+async def test_policy_and_critic_learn_at_once(run) -> None:
+    updated = await run.session.update(2, None, 0.1)
+
+    assert updated.metrics == {"policy/loss": 0.5, "critic/loss": 0.5}
+    assert updated.digests == {"digest": digest("policy", [0, 1, 2]), "critic_digest": digest("critic", [0, 1, 2])}
+    assert updated.optimizer_steps == 3
+
+
+async def test_a_run_without_a_critic_says_nothing_of_one() -> None:
+    run = await Run(updates=2, critic=0).at(2)
+
+    updated = await run.session.update(2, None, 0.1)
+
+    assert updated.digests == await run.session.digests() == {"digest": digest("policy", [0, 1, 2])}
+    assert await run.session.save(3) == ["policy 3-0"]
+    await run.session.close(keep_actors=True)
+
+
+async def test_every_model_scores_the_rows(run) -> None:
+    await run.session.assemble(2, None, None, 0.1)
+
+    assert sorted(run.asked("logprobs", "values")) == [
+        ("critic", 0, "values"),
+        ("policy", 0, "logprobs"),
+        ("reference", 0, "logprobs"),
+    ]
+
+
+@pytest.mark.parametrize(("dies", "error"), [(True, WorkerError), (False, RuntimeError)])
+async def test_a_rank_that_dies_while_rows_are_scored_is_a_death_whoever_complains(dies, error) -> None:
+    """A collective of ZeRO-3: the peer that lives speaks first."""
+    run = await Run(updates=2, critic=2).at(2)
+    run["critic-0"].fails["values"], run["critic-1"].dead = RuntimeError("connection closed by peer"), dies
+
+    with pytest.raises(error, match="connection closed by peer"):
+        await run.session.assemble(2, None, None, 0.1)
+    await run.session.close(keep_actors=True)
+
+
+async def test_both_models_are_in_a_checkpoint(run) -> None:
+    assert await run.session.save(2) == ["policy 2-0", "critic 2-0"]
+    assert await run.session.digests() == {
+        "digest": digest("policy", [0, 1]),
+        "critic_digest": digest("critic", [0, 1]),
+    }
+
+
+async def test_a_process_whose_lease_has_expired_does_nothing_more(run) -> None:
+    run.lease.expires_at = time.time() - 1
+
+    with pytest.raises(LeaseError, match="the lease of run run has expired"):
+        await run.session.update(2, None, 0.1)
+    assert run.asked("update") == []
