@@ -43,20 +43,6 @@ ZERO_3 = "ds.zero_stage=3"
 
 
 @pytest.fixture(scope="module")
-def ranks():
-    pool = cases.RankPool(1)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def two_ranks():
-    pool = cases.RankPool(2)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
 def models(tiny_model, tmp_path_factory):
     """By method: what is trained. ``reference``: the DPO reference, another model than the policy."""
     folder = tmp_path_factory.mktemp("supervised")
@@ -276,10 +262,10 @@ def refusal(rank, method, models, overrides):
 @pytest.mark.parametrize(
     ("kind", "size"), [*((kind, size) for kind in METHODS for size in (1, 2, 8)), *((kind, 3) for kind in VARIANTS)]
 )
-def test_gradient_is_that_of_the_loss_by_hand_case_55(ranks, models, by_hand, kind, size):
+def test_gradient_is_that_of_the_loss_by_hand_case_55(one_rank, models, by_hand, kind, size):
     examples = examples_of(KINDS[kind][0])
 
-    [found] = ranks.run(gradient, kind, models, examples, [f"train.micro_batch_size={size}"])
+    [found] = one_rank.run(gradient, kind, models, examples, [f"train.micro_batch_size={size}"])
 
     assert cases.largest_difference(found, by_hand(kind)[1]) < 1e-6
 
@@ -308,10 +294,10 @@ def test_three_examples_over_two_ranks_case_47(two_ranks, models, kind):
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_gradient_does_not_depend_on_how_memory_is_saved(ranks, models, by_hand, kind):
+def test_gradient_does_not_depend_on_how_memory_is_saved(one_rank, models, by_hand, kind):
     settings = ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=32", "data.max_len=16", ZERO_3]
 
-    [found] = ranks.run(
+    [found] = one_rank.run(
         gradient, kind, models, examples_of(KINDS[kind][0]), [*settings, "model.gradient_checkpointing_enable=true"]
     )
 
@@ -319,17 +305,17 @@ def test_gradient_does_not_depend_on_how_memory_is_saved(ranks, models, by_hand,
 
 
 @pytest.mark.parametrize("kind", ["sft", "sft by rows", "reward model", "dpo"])
-def test_example_without_trained_tokens_changes_nothing_case_53(ranks, models, by_hand, kind):
+def test_example_without_trained_tokens_changes_nothing_case_53(one_rank, models, by_hand, kind):
     method = KINDS[kind][0]
     empty = sft_example(9, 0) if method == "sft" else pair(9, 4, 0)
 
-    [found] = ranks.run(gradient, kind, models, [empty, *examples_of(method)])
+    [found] = one_rank.run(gradient, kind, models, [empty, *examples_of(method)])
 
     assert cases.largest_difference(found, by_hand(kind)[1]) < 1e-6
 
 
 @pytest.mark.parametrize("method", ["sft", "dpo"])
-def test_balancing_loss_of_a_mixture_of_experts_is_added(ranks, tmp_path, method):
+def test_balancing_loss_of_a_mixture_of_experts_is_added(one_rank, tmp_path, method):
     """All examples in one micro-batch, where the balancing loss is one number."""
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
     from transformers.models.qwen2_moe.modeling_qwen2_moe import load_balancing_loss_func
@@ -351,15 +337,15 @@ def test_balancing_loss_of_a_mixture_of_experts_is_added(ranks, tmp_path, method
     expected = {name: p.grad.numpy() for name, p in model.named_parameters()}
 
     folders = dict.fromkeys(("sft", "dpo", "reference"), str(tmp_path))
-    [found] = ranks.run(gradient, method, folders, rows, ["train.aux_loss_coef=0.5"])
-    [(metrics, _, _)] = ranks.run(iterations, method, folders, [rows], ["train.aux_loss_coef=0.5"])
+    [found] = one_rank.run(gradient, method, folders, rows, ["train.aux_loss_coef=0.5"])
+    [(metrics, _, _)] = one_rank.run(iterations, method, folders, [rows], ["train.aux_loss_coef=0.5"])
 
     assert cases.largest_difference(found, expected) < 2e-6
     assert metrics[0]["train/aux_loss"] == pytest.approx(balance.item(), rel=1e-5)
 
 
-def test_reward_model_refuses_a_balancing_loss(ranks, models):
-    [message] = ranks.run(refusal, "reward_model", models, ["train.aux_loss_coef=0.01"])
+def test_reward_model_refuses_a_balancing_loss(one_rank, models):
+    [message] = one_rank.run(refusal, "reward_model", models, ["train.aux_loss_coef=0.01"])
 
     assert message.startswith("train.aux_loss_coef=0.01: reward models are trained without a balancing loss")
 
@@ -393,18 +379,18 @@ def test_metrics_are_exact_means_on_every_rank(two_ranks, models, by_hand, kind)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_dpo_starts_at_its_reference_in_bf16(ranks, models, stage):
+def test_dpo_starts_at_its_reference_in_bf16(one_rank, models, stage):
     same = {**models, "reference": models["dpo"]}
     settings = ["ds.param_dtype=bf16", f"ds.zero_stage={stage}", "train.micro_batch_size=3"]
 
-    [(metrics, _, _)] = ranks.run(evaluation, "dpo", same, examples_of("dpo"), settings)
+    [(metrics, _, _)] = one_rank.run(evaluation, "dpo", same, examples_of("dpo"), settings)
 
     assert (metrics["eval/margin"], metrics["eval/chosen_reward"], metrics["eval/accuracy"]) == (0, 0, 0)
     assert metrics["eval/loss"] == pytest.approx(np.log(2))
 
 
-def test_batch_without_trained_tokens_takes_no_step(ranks, models):
-    [(metrics, digests, counters)] = ranks.run(iterations, "sft", models, [[sft_example(0, 0)]])
+def test_batch_without_trained_tokens_takes_no_step(one_rank, models):
+    [(metrics, digests, counters)] = one_rank.run(iterations, "sft", models, [[sft_example(0, 0)]])
 
     assert digests[0] == digests[1]
     assert counters == (1, 0)
@@ -465,13 +451,13 @@ def test_step_that_is_not_finite_is_skipped_and_the_next_is_normal_case_54(two_r
         ("dpo", [ZERO_3]),
     ],
 )
-def test_a_restored_run_goes_on_bit_for_bit_case_14(ranks, models, tmp_path, method, overrides):
+def test_a_restored_run_goes_on_bit_for_bit_case_14(one_rank, models, tmp_path, method, overrides):
     examples = examples_of(method)
     batches = [examples[:4], examples[4:], examples[2:6], examples[1:8]]
     overrides = [*overrides, "model.lr_scheduler=linear", "train.micro_batch_size=2"]
-    [(straight, digests, _)] = ranks.run(iterations, method, models, batches, overrides)
+    [(straight, digests, _)] = one_rank.run(iterations, method, models, batches, overrides)
 
-    [(metrics, digest, counters)] = ranks.run(two_and_two, method, models, batches, overrides, tmp_path)
+    [(metrics, digest, counters)] = one_rank.run(two_and_two, method, models, batches, overrides, tmp_path)
 
     assert digest == digests[-1]
     assert counters == (4, 4)
@@ -479,12 +465,12 @@ def test_a_restored_run_goes_on_bit_for_bit_case_14(ranks, models, tmp_path, met
         assert [m[name] for m in metrics] == [m[name] for m in straight[2:]]
 
 
-def test_steps_of_an_iteration_are_taken_in_their_order(ranks, models):
+def test_steps_of_an_iteration_are_taken_in_their_order(one_rank, models):
     examples = examples_of("sft")
     batches = [examples[:4], examples[4:]]
-    [(apart, _, _)] = ranks.run(iterations, "sft", models, batches)
+    [(apart, _, _)] = one_rank.run(iterations, "sft", models, batches)
 
-    [(before, metrics, after)] = ranks.run(learning, "sft", models, batches, examples, [])
+    [(before, metrics, after)] = one_rank.run(learning, "sft", models, batches, examples, [])
 
     tokens = [m["train/tokens"] for m in apart]
     losses = [m["train/loss"] for m in apart]
@@ -497,14 +483,14 @@ def test_steps_of_an_iteration_are_taken_in_their_order(ranks, models):
 # --- exports ---------------------------------------------------------------------------------------------------------
 
 
-def test_exported_reward_model_gives_the_same_scores_in_hugging_faces_class(ranks, models, tmp_path):
+def test_exported_reward_model_gives_the_same_scores_in_hugging_faces_class(one_rank, models, tmp_path):
     """From a language model: a new head. Texts one by one, and as a batch padded by the exported tokenizer."""
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     pairs = examples_of("reward_model")
     tiny = {"reward_model": models["sft"]}
 
-    [metrics] = ranks.run(exported, "reward_model", tiny, pairs, pairs, tmp_path / "hf")
+    [metrics] = one_rank.run(exported, "reward_model", tiny, pairs, pairs, tmp_path / "hf")
 
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
@@ -520,12 +506,12 @@ def test_exported_reward_model_gives_the_same_scores_in_hugging_faces_class(rank
     assert max(together) - min(together) > 1e-3  # they differ
 
 
-def test_answers_that_end_with_the_padding_token_are_scored_there_after_export_too(ranks, models, tmp_path):
+def test_answers_that_end_with_the_padding_token_are_scored_there_after_export_too(one_rank, models, tmp_path):
     from transformers import AutoModelForSequenceClassification
 
     pairs = [pair(i, i + 1, 4 - i, last=PAD) for i in range(4)]
 
-    [metrics] = ranks.run(exported, "reward_model", models, pairs, pairs[:1], tmp_path / "hf")
+    [metrics] = one_rank.run(exported, "reward_model", models, pairs, pairs[:1], tmp_path / "hf")
 
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
     assert model.config.pad_token_id is None
@@ -533,12 +519,12 @@ def test_answers_that_end_with_the_padding_token_are_scored_there_after_export_t
         assert naive_score(model, pairs[0].chosen).item() == pytest.approx(metrics[0]["eval/chosen_score"], abs=1e-5)
 
 
-def test_exported_language_model_has_the_new_weights_and_the_average_its_own(ranks, models, tmp_path):
+def test_exported_language_model_has_the_new_weights_and_the_average_its_own(one_rank, models, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     rows = examples_of("sft")
 
-    [[metrics]] = ranks.run(
+    [[metrics]] = one_rank.run(
         exported, "sft", models, rows, [rows[5]], tmp_path / "hf", ["train.enable_ema=true", ZERO_3]
     )
 
@@ -573,19 +559,19 @@ def task(method, models, steps, size=16):
     return batches, list(held_out_examples(settings, method, tokenizer))
 
 
-def test_sft_learns_the_form_of_the_answers(ranks, models):
+def test_sft_learns_the_form_of_the_answers(one_rank, models):
     """36 characters and the end: log 36 = 3.6 is what the form is worth, log 320 = 5.8 the start."""
-    [(before, _, after)] = ranks.run(learning, "sft", models, *task("sft", models, 8), ["model.adam.lr=3e-3"])
+    [(before, _, after)] = one_rank.run(learning, "sft", models, *task("sft", models, 8), ["model.adam.lr=3e-3"])
 
     assert before["eval/loss"] > 5.5
     assert after["eval/loss"] < 3.8
 
 
-def test_reward_model_is_right_about_held_out_pairs(ranks, models):
+def test_reward_model_is_right_about_held_out_pairs(one_rank, models):
     """It starts as the language model, with a new head."""
     tiny = {"reward_model": models["sft"]}
 
-    [(before, _, after)] = ranks.run(learning, "reward_model", tiny, *task("reward_model", models, 8), [])
+    [(before, _, after)] = one_rank.run(learning, "reward_model", tiny, *task("reward_model", models, 8), [])
 
     assert before["eval/accuracy"] < 0.7
     assert after["eval/accuracy"] > 0.9
@@ -593,10 +579,10 @@ def test_reward_model_is_right_about_held_out_pairs(ranks, models):
     assert after["eval/score_std"] > 0.5
 
 
-def test_dpo_comes_to_prefer_the_chosen_answers(ranks, models):
+def test_dpo_comes_to_prefer_the_chosen_answers(one_rank, models):
     same = {**models, "reference": models["dpo"]}
 
-    [(before, _, after)] = ranks.run(learning, "dpo", same, *task("dpo", models, 6), [])
+    [(before, _, after)] = one_rank.run(learning, "dpo", same, *task("dpo", models, 6), [])
 
     assert before["eval/accuracy"] == 0  # ties alone
     assert after["eval/accuracy"] > 0.9
