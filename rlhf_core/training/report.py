@@ -11,6 +11,15 @@ if TYPE_CHECKING:
     from rlhf_core.training.step import StepTally
 
 
+COUNTS = (
+    "lr",
+    "num_tokens",
+    "applied_steps",
+    "skipped_steps",
+    "seconds",
+)  # of an update, whether it changed anything or not
+
+
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
     """One update: all its optimizer steps, over all ranks. Means are over the action tokens of the applied steps."""
@@ -35,8 +44,9 @@ class UpdateReport:
     seconds: float
 
     def metrics(self) -> dict[str, float]:
-        """By name, without what was not measured."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        """By name, without what was not measured: without an applied step that is all but the counts."""
+        names = [item.name for item in fields(self)] if self.applied_steps else COUNTS
+        values = {name: getattr(self, name) for name in names}
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
