@@ -18,6 +18,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RLHF_HOME"):
     os.environ.pop(name, None)  # of a stack that happens to run on this machine
 
+import rlhf_core.cluster  # noqa: E402, F401  says how Ray authenticates, which Ray reads once, as a test imports it
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
