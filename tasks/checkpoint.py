@@ -20,10 +20,12 @@ from tasks.advantage import kl_coef_of
 from tasks.best import best_of
 from tasks.options import TASK_OPTIONS
 from tasks.rollout import cursor_before
-from tasks.run import OpenRun, current_run
+from tasks.run import current_run
 from tasks.stages import required
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from rlhf_core.storage import Best, FileEntry
     from tasks.supervised_run import AnyRun
 
@@ -35,17 +37,39 @@ async def checkpoint(run_id: str, version: int) -> dict[str, Any]:
     Then what ``ckpt.max_num`` and ``ckpt.max_mem`` leave no room for is deleted.
     """
     run = current_run(run_id)
+
+    async def position() -> dict[str, Any]:
+        return {"cursor": asdict(await cursor_before(run, version)), "kl_coef": await kl_coef_of(run, version)}
+
+    return await saved_version(run, version, run.config.actor.world_size, position)
+
+
+async def saved_version(
+    run: AnyRun, version: int, world_size: int, position: Callable[[], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """The checkpoint of a version, made where there is none, and all that follows from it.
+
+    Args:
+        run: of whatever kind.
+        version: of its model.
+        world_size: ranks of its model.
+        position: what only this kind of run keeps of where it stands.
+    """
     best = await asyncio.to_thread(best_of, run, version)
     newest = await asyncio.to_thread(CheckpointStore(run.store).newest)
     if newest is not None and newest[0] > version:  # an old iteration, run again: this one may be rotated away
         return {"version": version, "superseded_by": newest[0]}
-    saved = {"already": True} if newest is not None and newest[0] == version else await _save(run, version, best)
+    saved: dict[str, Any] = {"already": True}
+    if newest is None or newest[0] < version:
+        saved = await _save(run, version, world_size, best, position)
     run.session.check_lease()
-    deleted = await asyncio.to_thread(settle, run, version, best)
+    deleted = await asyncio.to_thread(_settle, run, version, best)
     return {"version": version, **saved, "best": None if best is None else asdict(best), "deleted": deleted}
 
 
-async def _save(run: OpenRun, version: int, best: Best | None) -> dict[str, Any]:
+async def _save(
+    run: AnyRun, version: int, world_size: int, best: Best | None, position: Callable[[], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
     watch = Stopwatch()
 
     async def saved() -> tuple[list[FileEntry], dict[str, str]]:
@@ -58,10 +82,9 @@ async def _save(run: OpenRun, version: int, best: Best | None) -> dict[str, Any]
         "iteration": version,  # the next one to run
         **digests,
         "optimizer_steps": manifest.body["optimizer_steps"],
-        "cursor": asdict(await cursor_before(run, version)),
-        "kl_coef": await kl_coef_of(run, version),
+        **await position(),
         "best": None if best is None else asdict(best),
-        "world_size": run.config.actor.world_size,
+        "world_size": world_size,
         "zero_stage": run.config.ds.zero_stage,
         **watch.stamp(),
     }
@@ -70,7 +93,7 @@ async def _save(run: OpenRun, version: int, best: Best | None) -> dict[str, Any]
     return {"files": len(files), "bytes": sum(entry.bytes for entry in files), **watch.stamp()}
 
 
-def settle(run: AnyRun, version: int, best: Best | None) -> list[int]:
+def _settle(run: AnyRun, version: int, best: Best | None) -> list[int]:
     """The pointers, then the rotation. Returns the versions that were deleted."""
     ckpt = run.config.ckpt
     run.store.set_pointer("latest", {"version": version})

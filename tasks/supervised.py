@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from dataclasses import asdict
 from typing import Any
 
 from prefect import task
@@ -11,14 +9,12 @@ from prefect.artifacts import acreate_table_artifact
 from prefect.logging import get_run_logger
 
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore
 from rlhf_core.telemetry import Stopwatch
-from tasks.best import best_of
-from tasks.checkpoint import settle
+from tasks.checkpoint import saved_version
 from tasks.evaluate import recorded_evaluation
 from tasks.options import TASK_OPTIONS
 from tasks.report import artifact_key
-from tasks.stages import commit, finished, required, small
+from tasks.stages import commit, finished, small
 from tasks.supervised_run import OpenSupervisedRun, current_supervised_run, steps_of
 
 
@@ -72,27 +68,10 @@ async def _measured(run: OpenSupervisedRun, version: int) -> tuple[tuple[()], di
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)
 async def checkpoint_model(run_id: str, version: int) -> dict[str, Any]:
-    """Save version ``version``: visible only whole; nothing to do where it is saved already. Then the rotation."""
+    """As ``checkpoint`` of a run by rewards. Where the run stands follows from the version: nothing more is kept."""
     run = current_supervised_run(run_id)
-    best = await asyncio.to_thread(best_of, run, version)
-    checkpoints = CheckpointStore(run.store)
-    newest = await asyncio.to_thread(checkpoints.newest)
-    watch = Stopwatch()
-    if newest is None or newest[0] < version:
-        files = await run.session.heal(version, lambda: run.session.save(version))
-        manifest, _ = await required(run, version - 1, Stage.UPDATE)
-        body = {
-            "version": version,
-            "iteration": version,  # the next one to run
-            **await run.session.digests(),
-            "optimizer_steps": manifest.body["optimizer_steps"],
-            "best": None if best is None else asdict(best),
-            "world_size": run.config.model.world_size,
-            "zero_stage": run.config.ds.zero_stage,
-            **watch.stamp(),
-        }
-        run.session.check_lease()
-        await asyncio.to_thread(checkpoints.commit, version, body, files)
-    run.session.check_lease()
-    deleted = await asyncio.to_thread(settle, run, version, best)
-    return {"version": version, "best": None if best is None else asdict(best), "deleted": deleted, **watch.stamp()}
+
+    async def nothing_more() -> dict[str, Any]:
+        return {}
+
+    return await saved_version(run, version, run.config.model.world_size, nothing_more)
