@@ -16,18 +16,12 @@ from typing import TYPE_CHECKING, Any
 from prefect import runtime
 from prefect.logging import get_run_logger
 
-from tasks.lineage import tell_failure, track
-from tasks.report import Progress, link_tracker
-from tasks.run import Resume, default_run_id
+from flows.carry_out import carry_out
+from tasks.lineage import track
+from tasks.report import Progress
+from tasks.run import Resume, checkpoint_due, default_run_id, evaluation_due, iterations_to_do
 from tasks.supervised import checkpoint_model, evaluate_examples, train_steps
-from tasks.supervised_run import (
-    OpenSupervisedRun,
-    opened_supervised,
-    resolve_supervised_config,
-    supervised_checkpoint_due,
-    supervised_evaluation_due,
-    supervised_iterations_to_do,
-)
+from tasks.supervised_run import OpenSupervisedRun, opened_supervised, resolve_supervised_config
 
 if TYPE_CHECKING:
     from rlhf_core.config import Method
@@ -43,34 +37,23 @@ async def run_supervised(
     """The body of the flows ``sft``, ``reward_model`` and ``dpo``; arguments as ``train``."""
     checked = resolve_supervised_config(config, overrides or [])
     run_id = run_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
-    logger = get_run_logger()
-    logger.info("run %s", run_id)
+    get_run_logger().info("run %s", run_id)
     async with opened_supervised(method, checked, run_id, resume, runtime.flow_run.id) as run:
-        logger.info("log of the run: %s", run.store.url)
-        await link_tracker(run_id, await track(run_id))
-        try:
-            await _iterations(run)
-        except Exception:
-            await tell_failure(run_id)
-            raise
-        await track(run_id, insist=True)
-        run.session.check_lease()
-        await asyncio.to_thread(run.store.write_end, run.plan.iterations)
-        return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": run.plan.iterations}
+        return await carry_out(run, lambda: _iterations(run))
 
 
 async def _iterations(run: OpenSupervisedRun) -> None:
     """Everything that the log says is not done yet."""
-    if supervised_evaluation_due(run, 0):
+    if evaluation_due(run, 0):
         await evaluate_examples(run.run_id, 0)
     progress = Progress(run)
-    for iteration in await asyncio.to_thread(supervised_iterations_to_do, run):
+    for iteration in await asyncio.to_thread(iterations_to_do, run):
         version = iteration + 1
         await progress.show(iteration)
         await train_steps(run.run_id, iteration)
-        if supervised_evaluation_due(run, version):
+        if evaluation_due(run, version):
             await evaluate_examples(run.run_id, version)
-        if supervised_checkpoint_due(run, version):
+        if checkpoint_due(run, version):
             await checkpoint_model(run.run_id, version)
         await track(run.run_id)
     await progress.show(run.plan.iterations)

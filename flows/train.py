@@ -16,11 +16,11 @@ from typing import Any
 from prefect import flow, runtime
 from prefect.logging import get_run_logger
 
+from flows.carry_out import carry_out
 from flows.identity import run_child
 from flows.iteration import iteration_flow
 from tasks.evaluate import evaluate
-from tasks.lineage import tell_failure, track
-from tasks.report import Progress, link_tracker, report_evaluation
+from tasks.report import Progress, report_evaluation
 from tasks.run import (
     OpenRun,
     Resume,
@@ -28,7 +28,6 @@ from tasks.run import (
     evaluation_due,
     is_last,
     iterations_to_do,
-    newest_version,
     opened,
     resolve_config,
 )
@@ -51,21 +50,9 @@ async def train(
     """
     checked = resolve_config(config, overrides or [])
     run_id = run_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
-    logger = get_run_logger()
-    logger.info("run %s", run_id)
+    get_run_logger().info("run %s", run_id)
     async with opened(checked, run_id, resume, runtime.flow_run.id) as run:
-        logger.info("log of the run: %s", run.store.url)
-        await link_tracker(run_id, await track(run_id))
-        try:
-            await run_iterations(run)
-        except Exception:
-            await tell_failure(run_id)
-            raise
-        await track(run_id, insist=True)
-        version = await asyncio.to_thread(newest_version, run)
-        run.session.check_lease()
-        await asyncio.to_thread(run.store.write_end, version)
-        return {"run_id": run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": version}
+        return await carry_out(run, lambda: run_iterations(run))
 
 
 async def run_iterations(run: OpenRun) -> None:

@@ -10,7 +10,7 @@ from rlhf_core.storage import Best, CheckpointStore, best_after, best_pointer
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from tasks.supervised_run import AnyRun
+    from tasks.run import AnyRun
 
 
 def best_of(run: AnyRun, version: int) -> Best | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rlhf_core.storage import Best, FileEntry
-    from tasks.supervised_run import AnyRun
+    from tasks.run import AnyRun
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rlhf_core.records import Part
-    from tasks.supervised_run import AnyRun
+    from tasks.run import AnyRun
 
     Measured: TypeAlias = tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]]]
 

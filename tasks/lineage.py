@@ -18,12 +18,14 @@ from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore, best_pointer
 from rlhf_core.telemetry import get_logger
 from tasks.options import TASK_OPTIONS
-from tasks.supervised_run import AnyRun, OpenSupervisedRun, current_any_run
+from tasks.run import current_any_run
+from tasks.supervised_run import OpenSupervisedRun
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rlhf_core.storage import RunStore
+    from tasks.run import AnyRun
 
 logger = get_logger(__name__)
 

@@ -22,7 +22,7 @@ from tasks.run import current_run
 from tasks.stages import required
 
 if TYPE_CHECKING:
-    from tasks.supervised_run import AnyRun
+    from tasks.run import AnyRun
 
 # Characters of a prompt or an answer in a table.
 CELL = 400

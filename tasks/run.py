@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 from rlhf_core.cluster.connect import connect
 from rlhf_core.cluster.context import WorkerContext, open_store
 from rlhf_core.cluster.groups import ActorGroups, run_members
 from rlhf_core.cluster.placement import place
 from rlhf_core.cluster.session import PlannedSteps, RunSession, cores
-from rlhf_core.config import Config, load_config, parse_config, parse_supervised_config
+from rlhf_core.config import Config, SupervisedConfig, load_config, parse_config, parse_supervised_config
 from rlhf_core.data import PinnedModel, models_of, pin_models
 from rlhf_core.errors import ConfigError, WorkerError
 from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
@@ -32,11 +32,15 @@ from tasks.best import is_best, is_saved
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
+    from rlhf_core.cluster.actor_session import ActorSession
     from rlhf_core.cluster.rollout_worker import DataFacts
-    from rlhf_core.config import SupervisedConfig
-    from tasks.supervised_run import SupervisedPlan
+    from tasks.supervised_run import OpenSupervisedRun, SupervisedPlan
+
+    AnyRun: TypeAlias = "OpenRun | OpenSupervisedRun"
 
 logger = get_logger(__name__)
+
+Run = TypeVar("Run", bound="AnyRun")
 
 Resume = Literal["must", "if-present", "never"]
 KIND = "rlhf"  # of a run by rewards, in run.json
@@ -88,17 +92,32 @@ class OpenRun:
     tracked: bool = False  # the tracker knows the run
 
 
-_OPEN: dict[str, OpenRun] = {}
+_OPEN: dict[str, AnyRun] = {}
 
 
-def current_run(run_id: str) -> OpenRun:
-    """The open run; tasks look it up instead of carrying it."""
+def current_any_run(run_id: str) -> AnyRun:
+    """The open run, of whatever kind; tasks look it up instead of carrying it."""
     return _OPEN[run_id]
 
 
-def is_open(run_id: str) -> bool:
-    """True if this process works on such a run by rewards."""
-    return run_id in _OPEN
+def current_run(run_id: str) -> OpenRun:
+    """The open run by rewards."""
+    run = _OPEN[run_id]
+    assert isinstance(run, OpenRun), "tasks are called for runs of their kind"
+    return run
+
+
+@asynccontextmanager
+async def working_on(run: Run) -> AsyncIterator[Run]:
+    """The run is this process's while the block lasts; the processes of one that breaks off are left to the next attempt."""
+    _OPEN[run.run_id] = run
+    succeeded = False
+    try:
+        yield run
+        succeeded = True
+    finally:
+        del _OPEN[run.run_id]
+        await run.session.close(keep_actors=not succeeded)
 
 
 @asynccontextmanager
@@ -118,24 +137,17 @@ async def opened(
         LeaseError: another process works on the run.
     """
     if run_id in _OPEN:
-        yield _OPEN[run_id]
+        yield current_run(run_id)
         return
-    run = await _open(config, run_id, resume, flow_run_id)
-    _OPEN[run_id] = run
-    succeeded = False
-    try:
+    async with working_on(await _open(config, run_id, resume, flow_run_id)) as run:
         yield run
-        succeeded = True
-    finally:
-        del _OPEN[run_id]
-        await run.session.close(keep_actors=not succeeded)
 
 
 @asynccontextmanager
 async def open_stored(run_id: str, root: str, options: dict[str, Any]) -> AsyncIterator[OpenRun]:
     """A run that exists already, with the configuration it was started with."""
     if run_id in _OPEN:
-        yield _OPEN[run_id]
+        yield current_run(run_id)
         return
     config = await asyncio.to_thread(stored_config, RunStore(run_id, root, options))
     async with opened(config, run_id, "must") as run:
@@ -153,7 +165,7 @@ def default_run_id(flow_run_name: str, flow_run_id: str) -> str:
     return f"{readable}-{flow_run_id[:8]}"
 
 
-def iterations_to_do(run: OpenRun) -> list[int]:
+def iterations_to_do(run: AnyRun) -> list[int]:
     """What is left, by the log: an iteration is done when its update, and what was due after it, are recorded."""
     newest = run.store.newest_update()
     if newest is None:
@@ -166,20 +178,20 @@ def iterations_to_do(run: OpenRun) -> list[int]:
     return list(range(iteration if not (evaluated and saved) else version, end))
 
 
-def newest_version(run: OpenRun) -> int:
-    """The policy version the run has come to."""
+def newest_version(run: AnyRun) -> int:
+    """The version that the run's model has come to."""
     newest = run.store.newest_update()
     return 0 if newest is None else newest[0] + 1
 
 
-def is_last(run: OpenRun, version: int) -> bool:
+def is_last(run: AnyRun, version: int) -> bool:
     """True if the run ends with this version: the plan does, or its last prompt went into the iteration that made it.
 
     Filtering trains fewer prompts than it draws, so that the data may end before the plan.
     """
     if version == run.plan.iterations:
         return True
-    if version == 0 or not run.config.fills_batches:
+    if version == 0 or isinstance(run.config, SupervisedConfig) or not run.config.fills_batches:
         return False
     found = run.store.stage(version - 1, Stage.ROLLOUT)
     if found is None:
@@ -188,13 +200,13 @@ def is_last(run: OpenRun, version: int) -> bool:
     return bool(body["cursor_out"]["epoch"] >= run.config.train.num_episodes and not body["buffered"])
 
 
-def checkpoint_due(run: OpenRun, version: int) -> bool:
+def checkpoint_due(run: AnyRun, version: int) -> bool:
     """True if this version is to be saved: every ``ckpt.save_steps``, the last, and the best. Ask after its evaluation."""
     every = run.config.ckpt.save_steps
     return is_last(run, version) or (every > 0 and version % every == 0) or is_best(run, version)
 
 
-def evaluation_due(run: OpenRun, version: int) -> bool:
+def evaluation_due(run: AnyRun, version: int) -> bool:
     """True if this version is to be evaluated: the first, the last, and every ``eval.steps``."""
     evaluation = run.config.eval
     if not evaluation.dataset:
@@ -316,63 +328,85 @@ async def prepare(
 
 async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | None) -> OpenRun:
     known = await prepare(config, run_id, resume, flow_run_id, models_of(config))
-    store, body, models = known.store, known.body, known.models
     placement = place(config, known.resources)
-    lease = await asyncio.to_thread(acquire, store, LeaseOwner.of_this_process(), config.run.lease_seconds)
+    lease = await asyncio.to_thread(acquire, known.store, LeaseOwner.of_this_process(), config.run.lease_seconds)
     context = WorkerContext(
         run_id=run_id,
         config=config,
         device=placement.device,
         workdir=str(Path.cwd()),
         model_cache=model_cache(),
-        models=models,
+        models=known.models,
     )
-    # Sums of floats depend on the number of threads: a resumed run keeps that of its start.
-    learning = placement.counts["policy"] + placement.counts["critic"]
-    threads = (body or {}).get("cpu_threads") or config.run.cpu_threads or max(1, cores() // learning)
+    threads = fixed_threads(known, config, placement.counts["policy"] + placement.counts["critic"])
     session = RunSession(context, ActorGroups(context, run_members(config, placement, threads)), lease)
     plan: RunPlan | None = None
 
     async def plan_steps(facts: DataFacts) -> PlannedSteps:
-        nonlocal plan, body
+        nonlocal plan
         plan = make_plan(config, facts)
-        if body is None:
-            recorded = {role: model.to_json() for role, model in models.items()}
-            body = {**run_document(config, run_id, plan, flow_run_id), "cpu_threads": threads, "models": recorded}
-            await asyncio.to_thread(store.write_run, body)
-        elif RunPlan(**body["plan"]) != plan:
-            raise ConfigError(
-                f"{store.url}: the prompts are not those the run was started with "
-                f"({different_keys(body['plan'], asdict(plan))}): restore data.prompt_dataset, or choose another run_id"
-            )
+        document = run_document(config, run_id, plan, flow_run_id)
+        await fix_plan(known, {**document, "cpu_threads": threads}, plan, "data.prompt_dataset")
         return PlannedSteps(plan.total_steps, plan.critic_steps)
 
-    try:
-        if body is None:  # actors of an attempt that died before it was recorded may hold what the names meant then
-            await session.discard_actors()
-        await start_processes(lambda: session.open(plan_steps), session.discard_actors, config.run.max_restarts)
-    except BaseException:
-        await session.close(keep_actors=False)
-        raise
+    await start_processes(known, session, lambda: session.open(plan_steps), config.run.max_restarts)
     assert plan is not None, "session.open asks for the plan"
-    return OpenRun(run_id, config, store, session, plan, known.tracker)
+    return OpenRun(run_id, config, known.store, session, plan, known.tracker)
 
 
 async def start_processes(
-    open_session: Callable[[], Awaitable[Any]], discard: Callable[[], Awaitable[None]], max_restarts: int
+    known: Prepared, session: ActorSession, open_session: Callable[[], Awaitable[Any]], max_restarts: int
 ) -> None:
     """Start the processes of a session; one that dies while starting costs another attempt, not the run."""
     attempts = max_restarts + 1
-    for attempt in range(1, attempts + 1):
-        try:
-            await open_session()
-        except WorkerError as error:
-            if attempt == attempts:
-                raise
-            logger.warning("starting the workers again (attempt %d of %d failed): %s", attempt, attempts, error)
-            await discard()
-        else:
-            return
+    try:
+        if (
+            known.body is None
+        ):  # actors of an attempt that died before it was recorded may hold what the names meant then
+            await session.discard_actors()
+        for attempt in range(1, attempts + 1):
+            try:
+                await open_session()
+            except WorkerError as error:
+                if attempt == attempts:
+                    raise
+                logger.warning("starting the workers again (attempt %d of %d failed): %s", attempt, attempts, error)
+                await session.discard_actors()
+            else:
+                return
+    except BaseException:
+        await session.close(keep_actors=False)
+        raise
+
+
+async def fix_plan(known: Prepared, document: dict[str, Any], plan: RunPlan | SupervisedPlan, data_key: str) -> None:
+    """Record what a new run will do, and with which models; compare it with the record of one that goes on.
+
+    Args:
+        known: of the run.
+        document: run.json of a new run, without its models.
+        plan: by the data as they are now.
+        data_key: where they come from.
+
+    Raises:
+        ConfigError: the data are not those that the run was started with.
+    """
+    store = known.store
+    body = await asyncio.to_thread(store.read_run)
+    if body is None:
+        models = {role: model.to_json() for role, model in known.models.items()}
+        await asyncio.to_thread(store.write_run, {**document, "models": models})
+    elif type(plan)(**body["plan"]) != plan:
+        what = "prompts" if isinstance(plan, RunPlan) else "examples"
+        raise ConfigError(
+            f"{store.url}: the {what} are not those the run was started with "
+            f"({different_keys(body['plan'], asdict(plan))}): restore {data_key}, or choose another run_id"
+        )
+
+
+def fixed_threads(known: Prepared, config: Config | SupervisedConfig, learning: int) -> int:
+    """CPU threads of each of ``learning`` training ranks. Sums of floats depend on them: a resumed run keeps its own."""
+    return int((known.body or {}).get("cpu_threads") or config.run.cpu_threads or max(1, cores() // learning))
 
 
 def model_cache() -> str:

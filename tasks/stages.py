@@ -11,7 +11,7 @@ from rlhf_core.records import Part, Stage, StageManifest, StageRef
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tasks.supervised_run import AnyRun
+    from tasks.run import AnyRun
 
 
 async def finished(run: AnyRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef] | None:

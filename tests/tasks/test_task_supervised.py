@@ -7,15 +7,8 @@ from rlhf_core.cluster.supervised_worker import ExampleFacts, _cursor
 from rlhf_core.config import parse_supervised_config
 from rlhf_core.records import PromptCursor, Stage, StageManifest
 from rlhf_core.storage import CheckpointStore, RunStore
-from tasks.run import check_resume
-from tasks.supervised_run import (
-    OpenSupervisedRun,
-    make_supervised_plan,
-    steps_of,
-    supervised_checkpoint_due,
-    supervised_evaluation_due,
-    supervised_iterations_to_do,
-)
+from tasks.run import check_resume, checkpoint_due, evaluation_due, iterations_to_do
+from tasks.supervised_run import OpenSupervisedRun, make_supervised_plan, steps_of
 
 
 def config(*overrides):
@@ -72,16 +65,16 @@ def test_steps_do_not_cross_epochs():
 
 def test_what_is_left_is_what_the_log_lacks(tmp_path):
     opened = run(tmp_path)
-    assert supervised_iterations_to_do(opened) == [0, 1, 2]
+    assert iterations_to_do(opened) == [0, 1, 2]
 
     train(opened, 0, 1)
-    assert supervised_iterations_to_do(opened) == [2]
+    assert iterations_to_do(opened) == [2]
 
     train(opened, 2)
-    assert supervised_iterations_to_do(opened) == [2]  # its checkpoint is missing
+    assert iterations_to_do(opened) == [2]  # its checkpoint is missing
 
     CheckpointStore(opened.store).commit(3, {"digest": "d"}, [])
-    assert supervised_iterations_to_do(opened) == []
+    assert iterations_to_do(opened) == []
 
 
 def test_the_first_and_the_last_version_are_evaluated_and_those_in_between_when_asked(tmp_path):
@@ -89,14 +82,14 @@ def test_the_first_and_the_last_version_are_evaluated_and_those_in_between_when_
     often = run(tmp_path, "eval.dataset=held_out.jsonl", "eval.steps=2", "train.max_epochs=2")
     never = run(tmp_path)
 
-    assert [v for v in range(6) if supervised_evaluation_due(seldom, v)] == [0, 5]
-    assert [v for v in range(6) if supervised_evaluation_due(often, v)] == [0, 2, 4, 5]
-    assert not any(supervised_evaluation_due(never, v) for v in range(6))
+    assert [v for v in range(6) if evaluation_due(seldom, v)] == [0, 5]
+    assert [v for v in range(6) if evaluation_due(often, v)] == [0, 2, 4, 5]
+    assert not any(evaluation_due(never, v) for v in range(6))
 
 
 def test_the_last_version_is_saved_and_others_when_asked(tmp_path):
-    assert [v for v in range(1, 4) if supervised_checkpoint_due(run(tmp_path), v)] == [3]
-    assert [v for v in range(1, 4) if supervised_checkpoint_due(run(tmp_path, "ckpt.save_steps=2"), v)] == [2, 3]
+    assert [v for v in range(1, 4) if checkpoint_due(run(tmp_path), v)] == [3]
+    assert [v for v in range(1, 4) if checkpoint_due(run(tmp_path, "ckpt.save_steps=2"), v)] == [2, 3]
 
 
 def test_a_resumed_run_keeps_its_configuration(tmp_path):

@@ -1,0 +1,38 @@
+"""What the flows of all kinds of run do with an open run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from prefect.logging import get_run_logger
+
+from tasks.lineage import tell_failure, track
+from tasks.report import link_tracker
+from tasks.run import newest_version
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tasks.run import AnyRun
+
+
+async def carry_out(run: AnyRun, iterate: Callable[[], Awaitable[None]]) -> dict[str, Any]:
+    """Run every iteration, keep the tracker informed, and record the end. Returns what the flow does.
+
+    Args:
+        run: open.
+        iterate: everything that its log says is not done yet.
+    """
+    get_run_logger().info("log of the run: %s", run.store.url)
+    await link_tracker(run.run_id, await track(run.run_id))
+    try:
+        await iterate()
+    except Exception:
+        await tell_failure(run.run_id)
+        raise
+    await track(run.run_id, insist=True)
+    version = await asyncio.to_thread(newest_version, run)
+    run.session.check_lease()
+    await asyncio.to_thread(run.store.write_end, version)
+    return {"run_id": run.run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": version}
