@@ -51,8 +51,12 @@ class RankPool:
 
 
 def _serve(pipe, rank, world_size, port, device):
+    from rlhf_core.training import ds_config
     from rlhf_core.training.ranks import RankInfo, init_distributed
 
+    # Buffers of this size are never given back under ZeRO-3: 200 MB an engine, and a pool makes a hundred. It still holds the
+    # whole of a tiny model.
+    ds_config.BUCKET_ELEMENTS = 1_000_000
     info = RankInfo(rank, world_size, rank, "127.0.0.1", port, device, num_threads=1)
     init_distributed(info, timeout=60, deterministic=True)
     while (call := pipe.recv()) is not None:
