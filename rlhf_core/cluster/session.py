@@ -248,7 +248,9 @@ class RunSession(ActorSession):
 
     async def digests(self) -> dict[str, str]:
         """Of the weights of policy and critic."""
-        return {group.digest_key: await group.digest() for group in (self._policy, self._critic) if group.ranks}
+        groups = [group for group in (self._policy, self._critic) if group.ranks]
+        found = await asyncio.gather(*(group.digest() for group in groups))
+        return {group.digest_key: digest for group, digest in zip(groups, found, strict=True)}
 
     async def save(self, version: int) -> list[FileEntry]:
         """Every rank of policy and critic writes its part of a checkpoint."""

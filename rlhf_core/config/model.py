@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validat
 
 from rlhf_core.config import rules
 from rlhf_core.config.base import FloatList, Fraction, NonNegativeFloat, NonNegativeInt, Section, StringList
-from rlhf_core.config.trained import AdamConfig, DeepSpeedConfig, TrainedModelConfig
+from rlhf_core.config.trained import AdamConfig, BatchedTrainConfig, DeepSpeedConfig, TrainedModelConfig
 
 # --- models and their training -------------------------------------------------------------------------------------
 
@@ -314,7 +314,7 @@ class AlgoConfig(Section):
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
-class TrainConfig(Section):
+class TrainConfig(BatchedTrainConfig):
     """How long and in what order."""
 
     num_episodes: PositiveInt = 1
@@ -325,16 +325,8 @@ class TrainConfig(Section):
     """Passes over each iteration's samples."""
     batch_size: PositiveInt | None = None
     """Samples per optimizer step, over all ranks; default: the whole rollout, so one step an iteration."""
-    micro_batch_size: PositiveInt = 8
-    """Rows per forward and backward pass of a rank. Never changes the gradient."""
-    dynamic_batch_enable: bool = False
-    """Fill micro-batches by tokens instead of rows."""
-    max_tokens_per_gpu: PositiveInt = 16384
-    """Token budget of a micro-batch, padding counted, with ``dynamic_batch_enable``."""
     seed: NonNegativeInt = 42
     """Of the prompt order, of every sample and of the order of minibatches."""
-    full_determinism_enable: bool = False
-    """Bit-reproducible kernels on GPU (CPU runs always are)."""
     agent_func_path: str | None = None
     """An agent file."""
     async_enable: bool = False
@@ -349,10 +341,6 @@ class TrainConfig(Section):
     """Policy and reference model share GPUs."""
     colocate_critic_reward: bool = False
     """Critic and reward model share GPUs."""
-    enable_ema: bool = False
-    """Keep an exponential moving average of the policy."""
-    ema_beta: Fraction = 0.992
-    """Its decay."""
 
 
 class EvalConfig(Section):
@@ -498,6 +486,12 @@ class Config(Section):
     def samples_per_step(self) -> int:
         """Samples of a full optimizer step."""
         return self.train.batch_size or self.samples_per_iteration
+
+    @property
+    def scoring_token_budget(self) -> int | None:
+        """Tokens of a micro-batch when log-probs and values are recomputed; None: it is cut by rows."""
+        budget = self.train.token_budget
+        return None if budget is None else self.rollout.max_tokens_per_gpu or budget
 
     @property
     def loss_aggregation(self) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from rlhf_core.config import supervised_rules
-from rlhf_core.config.base import FloatList, Fraction, NonNegativeFloat, NonNegativeInt, Section, StringList
+from rlhf_core.config.base import FloatList, NonNegativeFloat, NonNegativeInt, Section, StringList
 from rlhf_core.config.model import CheckpointConfig, LoggerConfig, RunConfig, StorageConfig
-from rlhf_core.config.trained import DeepSpeedConfig, TrainedModelConfig
+from rlhf_core.config.trained import BatchedTrainConfig, DeepSpeedConfig, TrainedModelConfig
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -98,7 +98,7 @@ class DpoConfig(Section):
     """The frozen reference; default: ``model.model_name_or_path``."""
 
 
-class SupervisedTrainConfig(Section):
+class SupervisedTrainConfig(BatchedTrainConfig):
     """How long and in what order."""
 
     max_epochs: PositiveInt = 1
@@ -107,12 +107,6 @@ class SupervisedTrainConfig(Section):
     """Stop after this many optimizer steps."""
     batch_size: PositiveInt = 128
     """Examples (preference pairs) per optimizer step, over all ranks. The last step of an epoch may be short."""
-    micro_batch_size: PositiveInt = 8
-    """Examples per forward and backward pass of a rank. Never changes the gradient."""
-    dynamic_batch_enable: bool = False
-    """Fill micro-batches by tokens instead of rows."""
-    max_tokens_per_gpu: PositiveInt = 16384
-    """Token budget of a micro-batch, padding counted, with ``dynamic_batch_enable``."""
     steps_per_iteration: PositiveInt = 10
     """Optimizer steps that are recorded together, as one iteration of the log: a resumed run repeats at most as many."""
     loss_agg_mode: Literal["token", "sample"] = "token"
@@ -121,12 +115,6 @@ class SupervisedTrainConfig(Section):
     """Weight of a mixture-of-experts model's balancing loss."""
     seed: NonNegativeInt = 42
     """Of the order of examples, and of new heads."""
-    full_determinism_enable: bool = False
-    """Bit-reproducible kernels on GPU (CPU runs always are)."""
-    enable_ema: bool = False
-    """Keep an exponential moving average of the model."""
-    ema_beta: Fraction = 0.992
-    """Its decay."""
 
 
 class SupervisedEvalConfig(Section):

@@ -61,6 +61,33 @@ class TrainedModelConfig(Section):
         return self.num_nodes * self.num_gpus_per_node
 
 
+class BatchedTrainConfig(Section):
+    """How any kind of training cuts its batches, and what it keeps besides the weights."""
+
+    micro_batch_size: PositiveInt = 8
+    """Rows (of DPO and reward models: pairs) per forward and backward pass of a rank. Never changes the gradient."""
+    dynamic_batch_enable: bool = False
+    """Fill micro-batches by tokens instead of rows."""
+    max_tokens_per_gpu: PositiveInt = 16384
+    """Token budget of a micro-batch, padding counted, with ``dynamic_batch_enable``."""
+    full_determinism_enable: bool = False
+    """Bit-reproducible kernels on GPU (CPU runs always are)."""
+    enable_ema: bool = False
+    """Keep an exponential moving average of the weights."""
+    ema_beta: Fraction = 0.992
+    """Its decay."""
+
+    @property
+    def token_budget(self) -> int | None:
+        """Tokens of a micro-batch, padding counted; None: it is cut by rows."""
+        return self.max_tokens_per_gpu if self.dynamic_batch_enable else None
+
+    @property
+    def decay_of_average(self) -> float | None:
+        """Of the moving average; None: none is kept."""
+        return self.ema_beta if self.enable_ema else None
+
+
 class LoraConfig(Section):
     """Low-rank adapters."""
 

@@ -86,7 +86,7 @@ def load_state(
     """
     state = _read_trainer_state(folder)
     for name, key in (
-        ("world_size", "the ranks (actor.num_nodes × actor.num_gpus_per_node)"),
+        ("world_size", "the ranks of this model (num_nodes × num_gpus_per_node)"),
         ("zero_stage", "ds.zero_stage"),
         ("param_dtype", "ds.param_dtype"),
     ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,11 +20,10 @@ from rlhf_core.algorithms.losses import ValueLossInput, value_loss
 from rlhf_core.batching import collate_experiences
 from rlhf_core.errors import TrainingError
 from rlhf_core.records import ActionRange
-from rlhf_core.telemetry import get_logger
-from rlhf_core.training.policy import plan_experiences
-from rlhf_core.training.scoring import first_bad_row, map_rows
-from rlhf_core.training.step import LossPart, no_loss
-from rlhf_core.training.trainer import EngineTrainer, TrainedModel, seed_everything
+from rlhf_core.training.experience_trainer import ExperienceTrainer
+from rlhf_core.training.scoring import map_rows
+from rlhf_core.training.step import LossPart, StepsTally, no_loss
+from rlhf_core.training.trainer import TrainedModel, seed_everything
 from rlhf_core.training.value_model import ValueScorer, load_sequence_model
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from rlhf_core.config import Config
     from rlhf_core.records import Experience
     from rlhf_core.training.ranks import RankInfo
-
-logger = get_logger(__name__)
 
 # Sums over action tokens, or shares of the step's loss. Returns and errors (return minus old value) as (sum, sum of squares).
 SUMS = ("loss", "tokens", "clipped", "value", "return", "return_squared", "error", "error_squared")
@@ -57,7 +55,7 @@ class WithNextToken:
         return cls(np.append(row.token_ids, np.int32(0)), (*before, ActionRange(start, end + 1)), row.temperature)
 
 
-class CriticTrainer(EngineTrainer):
+class CriticTrainer(ExperienceTrainer):
     """The critic under DeepSpeed: an ``EngineTrainer`` whose model gives one number a token.
 
     Raises:
@@ -93,37 +91,23 @@ class CriticTrainer(EngineTrainer):
     def update(self, rows: Sequence[Experience], iteration: int) -> dict[str, float]:
         """Train on the returns of one iteration. Returns metrics by name, the same on every rank; see ``PolicyTrainer``."""
         started = time.monotonic()
-        sums, grad_norms, skipped = dict.fromkeys(SUMS, 0.0), [], 0
+        tally = StepsTally(SUMS)
         lr = self.next_lr
         with self.updating():
-            for step in plan_experiences(rows, self.config, self.rank.world_size, iteration):
+            for step in self.plan(rows, iteration):
                 lr = self.next_lr
-                tally, grad_norm = self._step(step, rows)
-                if grad_norm is None:
-                    skipped += 1
-                    continue
-                grad_norms.append(grad_norm)
-                for name, value in tally.items():
-                    sums[name] += value
+                tally.add(*self.learn(step, rows, partial(self._loss, step, rows), SUMS))
         return {
-            **_means(sums, len(grad_norms)),
-            "grad_norm": sum(grad_norms) / max(len(grad_norms), 1),
+            **_means(tally.sums, tally.applied),
+            "grad_norm": tally.grad_norm,
             "lr": lr,
-            "applied_steps": float(len(grad_norms)),
-            "skipped_steps": float(skipped),
+            "applied_steps": float(tally.applied),
+            "skipped_steps": float(tally.skipped),
             "memory_gib": self.rank.peak_memory_gib(),
             "seconds": time.monotonic() - started,
         }
 
-    def _step(self, step: OptimizerStep, rows: Sequence[Experience]) -> tuple[dict[str, float], float | None]:
-        bad = first_bad_row(step, rows)
-        if bad is not None:
-            logger.warning("step skipped: group %s sample %s is not finite", bad.group_id, bad.sample_index)
-            return {}, None
-        tally, grad_norm = self.take_step(step.micro_batches, lambda batch: self._loss(step, batch, rows), SUMS)
-        return tally.sums, grad_norm
-
-    def _loss(self, step: OptimizerStep, micro_batch: MicroBatch, rows: Sequence[Experience]) -> LossPart:
+    def _loss(self, step: OptimizerStep, rows: Sequence[Experience], micro_batch: MicroBatch) -> LossPart:
         batch = collate_experiences([rows[i] for i in micro_batch.rows]).to(self.rank.torch_device)
         mask_BT = batch.tokens.action_mask_BT
         values_BT = self.engine(batch.tokens.input_ids_BT, mask_BT)

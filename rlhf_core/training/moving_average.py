@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class MovingAverage:
-    """One rank's share of the average. Every method but the constructor's last step is a collective."""
+    """One rank's share of the average. Making one, ``update`` and ``weights`` are collectives; a file is the rank's own."""
 
     def __init__(self, hf_model: PreTrainedModel, optimizer: Any, beta: float, rank: RankInfo) -> None:
         self._model, self._optimizer, self._beta, self._rank = hf_model, optimizer, beta, rank

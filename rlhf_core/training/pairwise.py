@@ -33,7 +33,6 @@ from rlhf_core.training.supervised import (
     balancing_loss,
     balancing_metrics,
     loss_part,
-    token_budget,
     trained_causal_lm,
 )
 from rlhf_core.training.trainer import TrainedModel
@@ -67,7 +66,7 @@ class PairTrainer(SupervisedTrainer[PreferenceExample]):
             num_actions,
             world_size=self.rank.world_size,
             micro_batch_size=self.config.train.micro_batch_size,
-            token_budget=token_budget(self.config),
+            token_budget=self.config.train.token_budget,
         )
 
 

@@ -13,13 +13,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rlhf_core.batching import collate_experiences, plan_update
-from rlhf_core.telemetry import get_logger
+from rlhf_core.batching import collate_experiences
+from rlhf_core.training.experience_trainer import ExperienceTrainer
 from rlhf_core.training.model import TokenScorer, load_causal_lm
 from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
-from rlhf_core.training.report import UpdateReport, UpdateTally
-from rlhf_core.training.scoring import first_bad_row, score_rows
-from rlhf_core.training.trainer import HALF_UPDATED, EngineTrainer, TrainedModel, seed_everything
+from rlhf_core.training.report import UpdateReport, update_report
+from rlhf_core.training.scoring import score_rows
+from rlhf_core.training.step import StepsTally
+from rlhf_core.training.trainer import HALF_UPDATED, TrainedModel, seed_everything
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
     from rlhf_core.training.ranks import RankInfo
     from rlhf_core.training.step import LossPart, StepTally
 
-__all__ = ["HALF_UPDATED", "PolicyTrainer", "plan_experiences"]
-
-logger = get_logger(__name__)
+__all__ = ["HALF_UPDATED", "PolicyTrainer"]
 
 
-class PolicyTrainer(EngineTrainer):
+class PolicyTrainer(ExperienceTrainer):
     """The policy under DeepSpeed.
 
     ``init_distributed`` comes first. Every method is a collective: call it on all ranks with the same arguments.
@@ -60,9 +59,7 @@ class PolicyTrainer(EngineTrainer):
         scorer = TokenScorer(causal_lm, config.ds.logprob_chunk, balance_experts=config.actor.aux_loss_coef > 0)
         heads = tuple(causal_lm.get_output_embeddings().parameters())
         model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor, config.data.tokenizer_chat_template)
-        super().__init__(
-            model, config.ds, rank, total_steps, config.train.ema_beta if config.train.enable_ema else None
-        )
+        super().__init__(model, config.ds, rank, total_steps, config.train.decay_of_average)
 
     def logprobs(self, rows: Sequence[TokenRow]) -> dict[int, NDArray[np.float32]]:
         """Log-probs of this rank's share of the rows, at their temperature.
@@ -89,44 +86,26 @@ class PolicyTrainer(EngineTrainer):
             frozen: change nothing but the version: only the critic learns (``critic.freezing_steps``).
         """
         started = time.monotonic()
-        tally = UpdateTally()
+        tally = StepsTally(SUMS)
         lr = self.next_lr
         steps = [] if frozen else self.plan(rows, iteration)
         with self.updating():
             for step in steps:
                 lr = self.next_lr
                 self._take_step(step, rows, kl_coef, tally)
-        return tally.report(
+        return update_report(
+            tally,
             lr=lr,
             seconds=time.monotonic() - started,
             has_reference=any(row.ref_logprobs is not None for row in rows),
         )
 
-    def plan(self, rows: Sequence[Experience], iteration: int) -> list[OptimizerStep]:
-        """The optimizer steps of an update."""
-        return plan_experiences(rows, self.config, self.rank.world_size, iteration)
-
     def accumulate(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float) -> StepTally:
         """The gradient of a step."""
         return self.sum_gradients(step.micro_batches, lambda batch: self._loss(step, batch, rows, kl_coef), SUMS)
 
-    def _take_step(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float, tally: UpdateTally) -> None:
-        bad = first_bad_row(step, rows)
-        if bad is not None:
-            logger.warning(
-                "step skipped: group %s sample %s has a non-finite log-prob or advantage",
-                bad.group_id,
-                bad.sample_index,
-            )
-            tally.skipped()
-            return
-        parts, grad_norm = self.take_step(
-            step.micro_batches, lambda batch: self._loss(step, batch, rows, kl_coef), SUMS
-        )
-        if grad_norm is None:
-            tally.skipped()
-        else:
-            tally.applied(parts, grad_norm)
+    def _take_step(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float, tally: StepsTally) -> None:
+        tally.add(*self.learn(step, rows, lambda batch: self._loss(step, batch, rows, kl_coef), SUMS))
 
     def _loss(
         self, step: OptimizerStep, micro_batch: MicroBatch, rows: Sequence[Experience], kl_coef: float
@@ -137,21 +116,3 @@ class PolicyTrainer(EngineTrainer):
         if micro_batch.filler:
             return filler_loss(scores)
         return micro_batch_loss(self.config, step, batch, scores, kl_coef)
-
-
-def plan_experiences(
-    rows: Sequence[Experience], config: Config, world_size: int, iteration: int
-) -> list[OptimizerStep]:
-    """The optimizer steps of an update: policy and critic see the same rows in the same order."""
-    train = config.train
-    return plan_update(
-        [len(row.token_ids) for row in rows],
-        [row.num_actions for row in rows],
-        world_size=world_size,
-        samples_per_step=config.samples_per_step,
-        max_epochs=train.max_epochs,
-        seed=train.seed,
-        iteration=iteration,
-        micro_batch_size=train.micro_batch_size,
-        token_budget=train.max_tokens_per_gpu if train.dynamic_batch_enable else None,
-    )

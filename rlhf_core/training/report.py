@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from rlhf_core.training.objective import SUMS
-
 if TYPE_CHECKING:
-    from rlhf_core.training.step import StepTally
+    from rlhf_core.training.step import StepsTally
 
 
 COUNTS = (
@@ -50,49 +48,35 @@ class UpdateReport:
         return {name: float(value) for name, value in values.items() if value is not None}
 
 
-class UpdateTally:
-    """What the steps of one update add up to."""
+def update_report(tally: StepsTally, *, lr: float, seconds: float, has_reference: bool) -> UpdateReport:
+    """One update in numbers; without an applied step, means are 0.
 
-    def __init__(self) -> None:
-        self.sums = dict.fromkeys(SUMS, 0.0)
-        self.ratio_max = 0.0
-        self.grad_norms: list[float] = []
-        self.skipped_steps = 0
-
-    def applied(self, step: StepTally, grad_norm: float) -> None:
-        """Count a step that changed the weights; its tally is reduced."""
-        for name, value in step.sums.items():
-            self.sums[name] += value
-        self.ratio_max = max(self.ratio_max, step.peak)
-        self.grad_norms.append(grad_norm)
-
-    def skipped(self) -> None:
-        """Count a step that did not."""
-        self.skipped_steps += 1
-
-    def report(self, *, lr: float, seconds: float, has_reference: bool) -> UpdateReport:
-        """The update in numbers; without an applied step, means are 0."""
-        sums = self.sums
-        tokens, compared = max(sums["tokens"], 1.0), max(sums["compared"], 1.0)
-        steps = max(len(self.grad_norms), 1)
-        return UpdateReport(
-            policy_loss=sums["policy_loss"] / steps,
-            aux_loss=sums["aux_loss"] / steps
-            or None,  # a balancing loss is never 0: the expert chosen has a probability
-            kl=sums["kl"] / tokens if has_reference and self.grad_norms else None,  # not measured is not 0
-            entropy=sums["entropy"] / tokens,
-            clip_fraction=sums["clipped"] / tokens,
-            approx_kl=sums["approx_kl"] / tokens,
-            ratio_mean=sums["ratio"] / tokens,
-            ratio_max=self.ratio_max,
-            mismatch=sums["mismatch"] / compared,
-            mismatch_kl=sums["mismatch_kl"] / compared,
-            capped_fraction=sums["capped"] / compared,
-            dropped_fraction=sums["dropped"] / compared,
-            grad_norm=sum(self.grad_norms) / steps,
-            lr=lr,
-            num_tokens=int(sums["tokens"]),
-            applied_steps=len(self.grad_norms),
-            skipped_steps=self.skipped_steps,
-            seconds=seconds,
-        )
+    Args:
+        tally: of its steps, with the names ``SUMS``; its peak is the largest probability ratio.
+        lr: of the last step.
+        seconds: of the whole update.
+        has_reference: a KL from it was measured.
+    """
+    sums = tally.sums
+    tokens, compared = max(sums["tokens"], 1.0), max(sums["compared"], 1.0)
+    steps = max(tally.applied, 1)
+    return UpdateReport(
+        policy_loss=sums["policy_loss"] / steps,
+        aux_loss=sums["aux_loss"] / steps or None,  # a balancing loss is never 0: the expert chosen has a probability
+        kl=sums["kl"] / tokens if has_reference and tally.applied else None,  # not measured is not 0
+        entropy=sums["entropy"] / tokens,
+        clip_fraction=sums["clipped"] / tokens,
+        approx_kl=sums["approx_kl"] / tokens,
+        ratio_mean=sums["ratio"] / tokens,
+        ratio_max=tally.peak,
+        mismatch=sums["mismatch"] / compared,
+        mismatch_kl=sums["mismatch_kl"] / compared,
+        capped_fraction=sums["capped"] / compared,
+        dropped_fraction=sums["dropped"] / compared,
+        grad_norm=tally.grad_norm,
+        lr=lr,
+        num_tokens=int(sums["tokens"]),
+        applied_steps=tally.applied,
+        skipped_steps=tally.skipped,
+        seconds=seconds,
+    )

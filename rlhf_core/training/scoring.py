@@ -47,8 +47,8 @@ def map_rows(
         TrainingError: a row does not fit into the token budget, or has an action that nothing predicts.
     """
     lengths = [len(row.token_ids) for row in rows]
-    size, budget = config.rollout.micro_batch_size, _token_budget(config)
-    plan = plan_forward(lengths, rank.world_size, size, budget)[rank.rank]
+    size = config.rollout.micro_batch_size
+    plan = plan_forward(lengths, rank.world_size, size, config.scoring_token_budget)[rank.rank]
     numbers = {}
     for micro_batch in plan:
         batch = collate_tokens([rows[i] for i in micro_batch.rows]).to(rank.torch_device)
@@ -77,9 +77,3 @@ def first_bad_row(step: OptimizerStep, rows: Sequence[Experience]) -> Experience
                 if not all(np.isfinite(array).all() for array in arrays if array is not None):
                     return row
     return None
-
-
-def _token_budget(config: Config) -> int | None:
-    if not config.train.dynamic_batch_enable:
-        return None
-    return config.rollout.max_tokens_per_gpu or config.train.max_tokens_per_gpu

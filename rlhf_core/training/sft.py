@@ -18,7 +18,6 @@ from rlhf_core.training.supervised import (
     balancing_loss,
     balancing_metrics,
     loss_part,
-    token_budget,
     trained_causal_lm,
 )
 
@@ -60,7 +59,7 @@ class SftTrainer(SupervisedTrainer[SftExample]):
             num_actions,
             world_size=self.rank.world_size,
             micro_batch_size=self.config.train.micro_batch_size,
-            token_budget=token_budget(self.config),
+            token_budget=self.config.train.token_budget,
         )
 
     def loss(self, step: OptimizerStep, examples: Sequence[SftExample]) -> LossPart:

@@ -56,6 +56,36 @@ class StepTally:
         return float(self._peak)
 
 
+class StepsTally:
+    """What the optimizer steps of one update, or of one iteration, add up to."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.sums = dict.fromkeys(names, 0.0)  # over the applied steps
+        self.peak = 0.0
+        self.skipped = 0  # steps that changed nothing
+        self._grad_norms: list[float] = []
+
+    def add(self, step: StepTally | None, grad_norm: float | None) -> None:
+        """Count a step, its tally reduced; ``grad_norm`` None: it was skipped, and its tally does not count."""
+        if step is None or grad_norm is None:
+            self.skipped += 1
+            return
+        for name, value in step.sums.items():
+            self.sums[name] += value
+        self.peak = max(self.peak, step.peak)
+        self._grad_norms.append(grad_norm)
+
+    @property
+    def applied(self) -> int:
+        """Steps that changed the weights."""
+        return len(self._grad_norms)
+
+    @property
+    def grad_norm(self) -> float:
+        """Before clipping, the mean over the applied steps; 0 without one."""
+        return sum(self._grad_norms) / max(self.applied, 1)
+
+
 def no_loss(graph: torch.Tensor, width: int) -> LossPart:
     """Nothing, with a graph through the whole model, so that this rank takes part in the backward of the others.
 

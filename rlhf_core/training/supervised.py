@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 import torch
 
 from rlhf_core.training.model import TokenScorer, load_causal_lm
-from rlhf_core.training.step import LossPart, StepTally, no_loss
+from rlhf_core.training.step import LossPart, StepsTally, StepTally, no_loss
 from rlhf_core.training.trainer import EngineTrainer, TrainedModel, seed_everything
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class SupervisedTrainer(EngineTrainer, ABC, Generic[ExampleT]):
         self.config = config
         train = config.train
         seed_everything(train.seed)
-        super().__init__(model, config.ds, rank, total_steps, train.ema_beta if train.enable_ema else None)
+        super().__init__(model, config.ds, rank, total_steps, train.decay_of_average)
 
     def train_steps(self, batches: Sequence[Sequence[ExampleT]]) -> dict[str, float]:
         """One iteration: an optimizer step on each batch, in their order. The version goes up by one in any case.
@@ -65,7 +65,7 @@ class SupervisedTrainer(EngineTrainer, ABC, Generic[ExampleT]):
             ``seconds``. What was not measured is not there.
         """
         started = time.monotonic()
-        sums, grad_norms, skipped = dict.fromkeys(self.sums, 0.0), [], 0
+        steps = StepsTally(self.sums)
         lr = self.next_lr
         with self.updating():
             for batch in batches:
@@ -73,14 +73,9 @@ class SupervisedTrainer(EngineTrainer, ABC, Generic[ExampleT]):
                 if not step.num_sequences:
                     continue
                 lr = self.next_lr
-                tally, grad_norm = self.take_step(step.micro_batches, partial(self.part, step, batch), self.sums)
-                if grad_norm is None:
-                    skipped += 1
-                    continue
-                grad_norms.append(grad_norm)
-                sums = {name: sums[name] + value for name, value in tally.sums.items()}
-        measured = {**self.metrics(sums), "grad_norm": sum(grad_norms) / len(grad_norms)} if grad_norms else {}
-        counts = {"applied_steps": float(len(grad_norms)), "skipped_steps": float(skipped)}
+                steps.add(*self.take_step(step.micro_batches, partial(self.part, step, batch), self.sums))
+        measured = {**self.metrics(steps.sums), "grad_norm": steps.grad_norm} if steps.applied else {}
+        counts = {"applied_steps": float(steps.applied), "skipped_steps": float(steps.skipped)}
         return _named("train", {**measured, **counts, "lr": lr, "seconds": time.monotonic() - started})
 
     def evaluate(self, examples: Sequence[ExampleT]) -> dict[str, float]:
@@ -125,11 +120,6 @@ def trained_causal_lm(config: SupervisedConfig, path: str) -> TrainedModel:
     scorer = TokenScorer(causal_lm, config.ds.logprob_chunk, balance_experts=config.train.aux_loss_coef > 0)
     heads = tuple(causal_lm.get_output_embeddings().parameters())
     return TrainedModel(scorer, causal_lm, heads, path, config.model, config.data.tokenizer_chat_template)
-
-
-def token_budget(config: SupervisedConfig) -> int | None:
-    """Tokens of a micro-batch, padding counted; None: it is cut by rows."""
-    return config.train.max_tokens_per_gpu if config.train.dynamic_batch_enable else None
 
 
 def balancing_loss(scores: TokenScores, examples: int) -> torch.Tensor:

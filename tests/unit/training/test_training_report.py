@@ -8,8 +8,8 @@ from torch import distributed
 
 from rlhf_core.training.objective import SUMS
 from rlhf_core.training.ranks import RankInfo
-from rlhf_core.training.report import UpdateTally
-from rlhf_core.training.step import LossPart, StepTally
+from rlhf_core.training.report import update_report
+from rlhf_core.training.step import LossPart, StepsTally, StepTally
 
 
 @pytest.fixture
@@ -33,27 +33,27 @@ def step_of(*parts):
 
 
 def test_means_are_over_tokens_of_applied_steps():
-    tally = UpdateTally()
-    tally.applied(step_of(part(policy_loss=1, tokens=1, entropy=2, compared=1, mismatch=3, ratio_max=2.0)), grad_norm=4)
-    tally.applied(step_of(part(policy_loss=2, tokens=3, entropy=2, compared=1, mismatch=1)), grad_norm=2)
-    tally.skipped()
+    tally = StepsTally(SUMS)
+    tally.add(step_of(part(policy_loss=1, tokens=1, entropy=2, compared=1, mismatch=3, ratio_max=2.0)), grad_norm=4)
+    tally.add(step_of(part(policy_loss=2, tokens=3, entropy=2, compared=1, mismatch=1)), grad_norm=2)
+    tally.add(step_of(part(policy_loss=9, tokens=9)), grad_norm=None)
 
-    report = tally.report(lr=0.1, seconds=1.0, has_reference=False)
+    report = update_report(tally, lr=0.1, seconds=1.0, has_reference=False)
 
     assert (report.policy_loss, report.entropy, report.mismatch, report.grad_norm) == (1.5, 1, 2, 3)
     assert (report.ratio_max, report.num_tokens, report.applied_steps, report.skipped_steps) == (2, 4, 2, 1)
 
 
 def test_kl_is_left_out_without_a_reference():
-    tally = UpdateTally()
-    tally.applied(step_of(part(tokens=2, kl=1)), grad_norm=1)
+    tally = StepsTally(SUMS)
+    tally.add(step_of(part(tokens=2, kl=1)), grad_norm=1)
 
-    assert tally.report(lr=0.1, seconds=1, has_reference=True).metrics()["kl"] == 0.5
-    assert "kl" not in tally.report(lr=0.1, seconds=1, has_reference=False).metrics()
+    assert update_report(tally, lr=0.1, seconds=1, has_reference=True).metrics()["kl"] == 0.5
+    assert "kl" not in update_report(tally, lr=0.1, seconds=1, has_reference=False).metrics()
 
 
 def test_update_of_nothing_reports_only_its_counts():
-    metrics = UpdateTally().report(lr=0.1, seconds=1, has_reference=True).metrics()
+    metrics = update_report(StepsTally(SUMS), lr=0.1, seconds=1, has_reference=True).metrics()
 
     assert metrics == {"lr": 0.1, "num_tokens": 0, "applied_steps": 0, "skipped_steps": 0, "seconds": 1}
 
