@@ -38,21 +38,23 @@ class SupervisedWorker(TrainedWorker["SupervisedTrainer[Any]"]):
         self._context, self._config = context, context.config
         self._examples: SupervisedDataset[Any] | None = None
         self._held_out: SupervisedDataset[Any] | None = None
+        self._order: PromptOrder | None = None
 
     def load(self) -> ExampleFacts:
         """Read and tokenise the examples, where that is not done."""
-        examples = self._loaded
+        examples, order = self._loaded
         return ExampleFacts(
-            examples=self._order(examples).size,
+            examples=order.size,
             dropped=examples.overlong,
             held_out=len(self._held_out or ()),
             fingerprint=examples.fingerprint(),
         )
 
     def start(self, seat: Seat, total_steps: int) -> int:
-        """Load the model as it was before training. Returns its version: 0 if it was not started before."""
+        """Load examples and model, as it was before training. Returns its version: 0 if it was not started before."""
         from rlhf_core.training.methods import make_trainer
 
+        _ = self._loaded  # every rank at the same time, and none in the middle of a step
         if self._trainer is None:
             models = {role: self._context.model(role) for role in self._context.models}
             self._trainer = make_trainer(self._context.method, self._config, models, self._join(seat), total_steps)
@@ -60,8 +62,8 @@ class SupervisedWorker(TrainedWorker["SupervisedTrainer[Any]"]):
 
     def train(self, first_step: int, steps: int) -> dict[str, float]:
         """Optimizer steps ``first_step …`` of the run; the version goes up by one. Returns metrics, the same on every rank."""
-        examples = self._loaded
-        order, size = self._order(examples), self._config.train.batch_size
+        examples, order = self._loaded
+        size = self._config.train.batch_size
         batches = [
             [examples[index] for index in order.draw(_cursor(order.size, size, step), size)[0]]
             for step in range(first_step, first_step + steps)
@@ -70,12 +72,11 @@ class SupervisedWorker(TrainedWorker["SupervisedTrainer[Any]"]):
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of the held-out examples, the same on every rank."""
-        _ = self._loaded
         return _finite(self._running.evaluate(list(self._held_out or ())))
 
     @property
-    def _loaded(self) -> SupervisedDataset[Any]:
-        if self._examples is None:
+    def _loaded(self) -> tuple[SupervisedDataset[Any], PromptOrder]:
+        if self._examples is None or self._order is None:
             config = self._config
             tokenizer = load_tokenizer(
                 self._context.model("policy"),
@@ -84,10 +85,8 @@ class SupervisedWorker(TrainedWorker["SupervisedTrainer[Any]"]):
             )
             self._held_out = held_out_examples(config, self._context.method, tokenizer)
             self._examples = supervised_examples(config, self._context.method, tokenizer)
-        return self._examples
-
-    def _order(self, examples: SupervisedDataset[Any]) -> PromptOrder:
-        return examples.order(self._config.train.seed, self._config.data.probs)
+            self._order = self._examples.order(config.train.seed, config.data.probs)
+        return self._examples, self._order
 
 
 def steps_per_epoch(examples: int, batch_size: int) -> int:

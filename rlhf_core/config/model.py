@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validat
 
 from rlhf_core.config import rules
 from rlhf_core.config.base import FloatList, Fraction, NonNegativeFloat, NonNegativeInt, Section, StringList
-from rlhf_core.config.trained import AdamConfig, BatchedTrainConfig, DeepSpeedConfig, TrainedModelConfig
+from rlhf_core.config.trained import AdamConfig, BatchedTrainConfig, DeepSpeedConfig, HeldOutConfig, TrainedModelConfig
 
 # --- models and their training -------------------------------------------------------------------------------------
 
@@ -343,15 +343,9 @@ class TrainConfig(BatchedTrainConfig):
     """Critic and reward model share GPUs."""
 
 
-class EvalConfig(Section):
+class EvalConfig(HeldOutConfig):
     """Scoring a policy version on held-out prompts."""
 
-    dataset: StringList = ()
-    """As ``data.prompt_dataset``; empty: no evaluation."""
-    split: str = "test"
-    """Split of a Hugging Face dataset."""
-    steps: int = Field(default=-1, ge=-1)
-    """Evaluate every so many iterations, besides the start and the end; -1: only there."""
     n_samples_per_prompt: PositiveInt = 1
     """Answers per prompt: the n of pass@k."""
     pass_k: tuple[PositiveInt, ...] = ()
@@ -360,8 +354,6 @@ class EvalConfig(Section):
     """Sampling temperature, at most 2; 0: greedy."""
     success_threshold: float = 1.0
     """A score of at least this is a success."""
-    max_samples: PositiveInt | None = None
-    """Use only the first rows of each dataset."""
 
 
 class CheckpointConfig(Section):

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from rlhf_core.config import supervised_rules
 from rlhf_core.config.base import FloatList, NonNegativeFloat, NonNegativeInt, Section, StringList
 from rlhf_core.config.model import CheckpointConfig, LoggerConfig, RunConfig, StorageConfig
-from rlhf_core.config.trained import BatchedTrainConfig, DeepSpeedConfig, TrainedModelConfig
+from rlhf_core.config.trained import BatchedTrainConfig, DeepSpeedConfig, HeldOutConfig, TrainedModelConfig
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -117,19 +117,6 @@ class SupervisedTrainConfig(BatchedTrainConfig):
     """Of the order of examples, and of new heads."""
 
 
-class SupervisedEvalConfig(Section):
-    """Held-out examples."""
-
-    dataset: StringList = ()
-    """As ``data.dataset``; empty: no evaluation."""
-    split: str = "test"
-    """Split of a Hugging Face dataset."""
-    steps: int = Field(default=-1, ge=-1)
-    """Evaluate every so many iterations, besides the start and the end; -1: only there."""
-    max_samples: PositiveInt | None = None
-    """Use only the first rows of each dataset."""
-
-
 class SupervisedConfig(Section):
     """A run of SFT, reward-model training or DPO."""
 
@@ -147,7 +134,7 @@ class SupervisedConfig(Section):
     """How the model is loaded and trained."""
     train: SupervisedTrainConfig = SupervisedTrainConfig()
     """How long and in what order."""
-    eval: SupervisedEvalConfig = SupervisedEvalConfig()
+    eval: HeldOutConfig = HeldOutConfig()
     """Held-out examples."""
     ckpt: CheckpointConfig = CheckpointConfig()
     """Snapshots, every so many iterations."""

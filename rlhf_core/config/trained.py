@@ -88,6 +88,19 @@ class BatchedTrainConfig(Section):
         return self.ema_beta if self.enable_ema else None
 
 
+class HeldOutConfig(Section):
+    """What is evaluated, and when."""
+
+    dataset: StringList = ()
+    """As the training data; empty: no evaluation."""
+    split: str = "test"
+    """Split of a Hugging Face dataset."""
+    steps: int = Field(default=-1, ge=-1)
+    """Evaluate every so many iterations, besides the start and the end; -1: only there."""
+    max_samples: PositiveInt | None = None
+    """Use only the first rows of each dataset."""
+
+
 class LoraConfig(Section):
     """Low-rank adapters."""
 

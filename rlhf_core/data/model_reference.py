@@ -174,14 +174,8 @@ def fetch(pinned: PinnedCheckpoint, cache: Path) -> Path:
 def _checkpoints_of(wanted: RunModel, storage: StorageConfig) -> CheckpointStore:
     from rlhf_core.storage import CheckpointStore, RunStore  # pyarrow, which importing this package must not load
 
-    root = wanted.root or storage.root
-    # Options are those of one kind of file system: an endpoint of s3 means nothing to another.
-    options = dict(storage.options) if _protocol(root) == _protocol(storage.root) else {}
-    return CheckpointStore(RunStore(wanted.run_id, root, options, storage.timeout))
-
-
-def _protocol(root: str) -> str:
-    return root.split("://", 1)[0] if "://" in root else "file"
+    beside = RunStore(wanted.run_id, storage.root, dict(storage.options), storage.timeout)
+    return CheckpointStore(beside.neighbour(wanted.run_id, wanted.root))
 
 
 def _version_of(wanted: RunModel, checkpoints: CheckpointStore) -> int:

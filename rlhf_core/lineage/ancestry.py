@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.model_spec import parse_run_model
-from rlhf_core.storage import RunStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from rlhf_core.storage import RunStore
 
 GONE = "there is no such run any more"
 MADE_ANEW = "its run was made anew since"
@@ -107,9 +108,7 @@ class _Walk:
 def _maker(spec: str, user: RunStore) -> RunStore:
     """The run that a ``run:`` name names. One without a URL lies beside the run that uses it."""
     named = parse_run_model(spec)
-    root = named.root or user.root
-    alike = root.partition("://")[0] == user.root.partition("://")[0]  # options are those of one kind of file system
-    return RunStore(named.run_id, root, user.options if alike else {}, user.timeout)
+    return user.neighbour(named.run_id, named.root)
 
 
 def _by_model(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[tuple[str, ...], Mapping[str, Any]]]:

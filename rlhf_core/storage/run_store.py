@@ -63,6 +63,15 @@ class RunStore:
             )
         object.__setattr__(self, "root", ObjectStore(self.root).root)
 
+    def neighbour(self, run_id: str, root: str | None) -> RunStore:
+        """Another run: beside this one, or below another root.
+
+        Options are those of one kind of file system: an endpoint of s3 means nothing to another.
+        """
+        other = RunStore(run_id, root or self.root, {}, self.timeout)
+        alike = other.root.partition("://")[0] == self.root.partition("://")[0]
+        return RunStore(run_id, other.root, self.options, self.timeout) if alike else other
+
     @property
     def objects(self) -> ObjectStore:
         """The store of this run's objects."""

@@ -83,21 +83,27 @@ class ScoreHead(nn.Module):  # type: ignore[misc]
         return functional.linear(hidden_NH.float(), self.weight.float(), bias).squeeze(1)
 
 
-class ValueScorer(nn.Module):  # type: ignore[misc]
-    """What is still to be earned, before each action: **index t is the value before token t is spoken**.
-
-    It comes from the hidden state at t - 1, as the log-prob of token t does.
-
-    The sequence model itself is not a child: see ``TokenScorer``.
-
-    Raises:
-        TrainingError: the head is more than a linear layer with one output.
-    """
+class _Scorer(nn.Module):  # type: ignore[misc]
+    """A backbone and the head on it. The sequence model itself is not a child: see ``TokenScorer``."""
 
     def __init__(self, sequence_model: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = sequence_model.base_model
         self.head = ScoreHead(_head_of(sequence_model))
+
+    def hidden(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
+        """Last hidden states ``[B, T, H]`` of rows that are padded to the right."""
+        return self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+
+
+class ValueScorer(_Scorer):
+    """What is still to be earned, before each action: **index t is the value before token t is spoken**.
+
+    It comes from the hidden state at t - 1, as the log-prob of token t does.
+
+    Raises:
+        TrainingError: the head is more than a linear layer with one output.
+    """
 
     def forward(self, input_ids_BT: torch.Tensor, action_mask_BT: torch.Tensor) -> torch.Tensor:
         """fp32 values ``[B, T]``, 0 outside actions.
@@ -106,11 +112,11 @@ class ValueScorer(nn.Module):  # type: ignore[misc]
             input_ids_BT: padded to the right.
             action_mask_BT: bool, False at index 0.
         """
-        hidden_BTH = self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
-        return at_actions(self.head(hidden_before_actions(hidden_BTH, action_mask_BT)), action_mask_BT)
+        hidden_NH = hidden_before_actions(self.hidden(input_ids_BT), action_mask_BT)
+        return at_actions(self.head(hidden_NH), action_mask_BT)
 
 
-class SequenceScorer(nn.Module):  # type: ignore[misc]
+class SequenceScorer(_Scorer):
     """One score a row, from the hidden state of its last token, whichever token that is.
 
     Hugging Face's class looks for the last token that is not padding instead: the same for rows that end otherwise.
@@ -119,11 +125,6 @@ class SequenceScorer(nn.Module):  # type: ignore[misc]
         TrainingError: the head is more than a linear layer with one output.
     """
 
-    def __init__(self, sequence_model: PreTrainedModel) -> None:
-        super().__init__()
-        self.backbone = sequence_model.base_model
-        self.head = ScoreHead(_head_of(sequence_model))
-
     def forward(self, input_ids_BT: torch.Tensor, lengths_B: torch.Tensor) -> torch.Tensor:
         """fp32 scores ``[B]``.
 
@@ -131,7 +132,7 @@ class SequenceScorer(nn.Module):  # type: ignore[misc]
             input_ids_BT: padded to the right.
             lengths_B: tokens of each row, at least 1.
         """
-        hidden_BTH = self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+        hidden_BTH = self.hidden(input_ids_BT)
         rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
         return self.head(hidden_BTH[rows_B, lengths_B - 1])
 
