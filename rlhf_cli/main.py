@@ -7,11 +7,23 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
+from rlhf_cli.arguments import (
+    OPENRLHF_FLAGS,
+    AsJson,
+    ConfigFile,
+    Overrides,
+    Resume,
+    Root,
+    Run,
+    RunId,
+    err,
+    out,
+    run_store,
+)
 from rlhf_cli.stack import Stack, use_stack
 from rlhf_core.config.chain import FlowName  # noqa: TC001  typer reads the annotations
 from rlhf_core.errors import RlhfError
@@ -19,20 +31,6 @@ from rlhf_core.errors import RlhfError
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")
 config_app = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
 app.add_typer(config_app, name="config")
-
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
-
-# --section.key=value, as OpenRLHF users write it, is an override like section.key=value.
-OPENRLHF_FLAGS = {"ignore_unknown_options": True}
-
-ConfigFile = Annotated[str, typer.Option("--config", "-c", help="A YAML file, or the name of one in configs/.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="section.key=value, on top of the file.")]
-RunId = Annotated[str | None, typer.Option("--run-id", help="Names the run; the same id again resumes.")]
-Resume = Annotated[Literal["must", "if-present", "never"], typer.Option("--resume", help="Whether it has to exist.")]
-Run = Annotated[str, typer.Argument(help="A run id below --root, or the URL of a run.")]
-Root = Annotated[str | None, typer.Option("--root", help="storage.root of the run, if it is not the default.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")]
 
 
 @app.command()
@@ -243,20 +241,6 @@ def run_one(flow: FlowName, config: str, overrides: list[str] | None, run_id: st
 
     load_for(flow, config, overrides or [])  # a mistake shows before anything starts
     out.print_json(json.dumps(run_here(flow, config, overrides or [], run_id, resume)))
-
-
-def run_store(run: str, root: str | None) -> Any:
-    """The log of a run named by id or URL."""
-    from rlhf_core.config.model import StorageConfig
-    from rlhf_core.errors import ConfigError
-    from rlhf_core.storage import RunStore
-
-    if "/" in run:
-        root, _, run = run.rstrip("/").rpartition("/")
-    store = RunStore(run, root or StorageConfig().root)
-    if store.read_run() is None:
-        raise ConfigError(f"no run at {store.url}: check the run id, or name its storage.root with --root")
-    return store
 
 
 def _gpus() -> int:
