@@ -25,6 +25,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
 from prefect.states import Pending
 
+CHILDREN = (
+    "children"  # work queue of the runs that their parents execute: only those of people are continued by automations
+)
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from uuid import UUID
@@ -72,6 +76,7 @@ async def _deployed_run(
         state=Pending(),
         name=name,
         idempotency_key=key,
+        work_queue_name=CHILDREN,
         parent_task_run_id=await _tracking_task(client, child, key),
     )
     if flow_run.state is not None and flow_run.state.type is not StateType.PENDING:

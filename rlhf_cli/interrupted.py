@@ -31,5 +31,6 @@ async def mark_interrupted(say: Callable[[str], None]) -> None:
         )
         for run in runs:
             message = "The local stack was stopped. Retry, or the same run_id again, goes on where it stopped."
-            await client.set_flow_run_state(run.id, Crashed(message=message), force=True)
+            # A name of its own: the automation that continues crashed runs leaves what was stopped on purpose alone.
+            await client.set_flow_run_state(run.id, Crashed(name="Interrupted", message=message), force=True)
             say(f"interrupted {run.name}")

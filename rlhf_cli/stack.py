@@ -123,6 +123,7 @@ class Stack:
             # A crashed server must not keep concurrency slots taken.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds: deployments/automations.yaml waits for three
             "PREFECT_LOGGING_EXTRA_LOGGERS": "rlhf",  # our own warnings belong to the flow run's log
             # On SQLite two writers give "database is locked", which costs the client seconds: write in batches.
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
@@ -155,6 +156,7 @@ class Stack:
         self._run(
             "deployments", [*_python("prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_FILE)]
         )
+        self._run("automations", _python("rlhf_cli.automations"))
         say(f"Prefect  {self.prefect_url}")
         say(f"MLflow   {self.mlflow_url}")
         say(f"Ray      {HOST}:{self.ports.ray}")
