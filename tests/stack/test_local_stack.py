@@ -4,58 +4,18 @@ rlhf up ─▶ prefect deployment run rlhf/train --watch ─▶ rlhf trajectorie
 """
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
+from local_stack import ROOT, rlhf
 
 from rlhf_core.storage import RunStore
 
 pytestmark = [pytest.mark.stack, pytest.mark.pipeline, pytest.mark.timeout(600)]
 
-ROOT = Path(__file__).resolve().parents[2]
 OVERRIDES = ["train.max_iterations=2", "rollout.batch_size=4", "rollout.max_new_tokens=16", "eval.dataset=[]"]
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory):
-    """Environment of a running stack on free ports."""
-    from rlhf_cli.stack import free_port
-
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RAY_"))},
-        "RLHF_HOME": str(tmp_path_factory.mktemp("stack-home")),
-        "RLHF_PREFECT_PORT": str(free_port()),
-        "RLHF_MLFLOW_PORT": str(free_port()),
-        "RLHF_RAY_PORT": str(free_port()),
-        "COLUMNS": "200",
-    }
-    environment["PREFECT_API_URL"] = f"http://127.0.0.1:{environment['RLHF_PREFECT_PORT']}/api"
-    started = rlhf(environment, "up")
-    assert started.returncode == 0, started.stdout + started.stderr
-    yield environment
-    stopped = rlhf(environment, "down")
-    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
-    assert processes_of(environment) == []
-
-
-def rlhf(environment, *arguments):
-    command = [sys.executable, "-c", "from rlhf_cli.main import main; main()", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
-
-
-def processes_of(environment):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("RLHF_HOME") == environment["RLHF_HOME"] and process.status() != "zombie":
-                found.append(process.cmdline()[:4])
-        except psutil.Error:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
