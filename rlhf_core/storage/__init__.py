@@ -3,15 +3,17 @@
 The only place with pyarrow.
 """
 
+from rlhf_core.storage.adoption import adopt_newest_checkpoint, adopt_parts, adopt_stage
 from rlhf_core.storage.best import Best, best_after, best_pointer, stored_best
 from rlhf_core.storage.checkpoints import CheckpointStore, FileEntry, Held
 from rlhf_core.storage.lease import Lease, LeaseRecord, acquire, holder
 from rlhf_core.storage.lease_owner import LeaseOwner
 from rlhf_core.storage.object_store import ObjectStore
-from rlhf_core.storage.query import trajectories
+from rlhf_core.storage.query import query_trajectories, trajectories
 from rlhf_core.storage.rotation import Keep, rotate, surplus
 from rlhf_core.storage.run_store import RunStore
 from rlhf_core.storage.shards import RewardRow
+from rlhf_core.storage.worlds import World, is_comparable, read_worlds, record_world, worlds_in_words
 
 __all__ = [
     "Best",
@@ -25,12 +27,21 @@ __all__ = [
     "ObjectStore",
     "RewardRow",
     "RunStore",
+    "World",
     "acquire",
+    "adopt_newest_checkpoint",
+    "adopt_parts",
+    "adopt_stage",
     "best_after",
     "best_pointer",
     "holder",
+    "is_comparable",
+    "query_trajectories",
+    "read_worlds",
+    "record_world",
     "rotate",
     "stored_best",
     "surplus",
     "trajectories",
+    "worlds_in_words",
 ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConflictError, CorruptShardError, StorageError
-from rlhf_core.storage.digest import sha256_of_file
+from rlhf_core.storage.digest import sha256_of, sha256_of_file
 from rlhf_core.storage.documents import decode_document, encode_document
 from rlhf_core.storage.run_store import version_name
 from rlhf_core.telemetry import get_logger
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 MARKER = "checkpoint.json"
-TRANSFERS = 8  # files under way at once; each is itself sent in parallel parts where it is large
+TRANSFERS = 4  # files under way at once; each is itself sent in parallel parts where it is large
 _CHECKPOINTS = "checkpoints"
 _FILES = "files"
 _VERSION_NAME = re.compile(r"v(\d{8,})")
@@ -158,10 +158,8 @@ class CheckpointStore:
 
         checkpoint.json goes first: what a crash in the middle leaves is never taken for a checkpoint.
         """
-        objects = self.run_store.objects
-        objects.delete(_path(version, MARKER))
-        _in_parallel(objects.delete, objects.list(_folder(version)))
-        objects.remove_folder(_folder(version))
+        self.run_store.objects.delete(_path(version, MARKER))
+        self.run_store.objects.remove_folder(_folder(version))
 
     def files(self, version: int, prefix: str = "") -> list[FileEntry]:
         """The files of a complete checkpoint below ``prefix``; ``CorruptShardError`` if it is not complete."""
@@ -236,6 +234,11 @@ class CheckpointStore:
         if found != entry.sha256:
             url = self.run_store.url_of(_path(version, entry.path))
             raise CorruptShardError(f"{url} is damaged: its sha256 is {found}, recorded was {entry.sha256}")
+
+
+def digest_of(files: Iterable[FileEntry]) -> str:
+    """What tells one exported model from another: names and contents of its files."""
+    return sha256_of("".join(f"{entry.path} {entry.sha256}\n" for entry in files).encode())
 
 
 def _folder(version: int) -> str:

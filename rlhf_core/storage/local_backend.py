@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TEMPORARY_PREFIX = ".writing-"  # a crashed writer leaves such a file behind; no listing shows it
+PIECE = 2**20  # bytes that are read at once of a file of any size
 
 
 class LocalBackend:
@@ -36,6 +37,12 @@ class LocalBackend:
     def read(self, name: str) -> bytes:
         """The whole object."""
         return self.path(name).read_bytes()
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The object, a piece at a time."""
+        with self.path(name).open("rb") as file:
+            while piece := file.read(PIECE):
+                yield piece
 
     def size(self, name: str) -> int:
         """Bytes of the object."""
@@ -61,7 +68,25 @@ class LocalBackend:
             return []
         return [entry.name for entry in folder.iterdir() if not entry.name.startswith(TEMPORARY_PREFIX)]
 
-    def put(self, name: str, data: bytes) -> None:
+    def modified(self, name: str) -> float:
+        """Unix seconds of the object's last change."""
+        return self.path(name).stat().st_mtime
+
+    def half_written(self) -> dict[str, tuple[int, float]]:
+        """Temporaries, of writers that are at it or died: name -> (bytes, unix seconds of the last change)."""
+        found: dict[str, tuple[int, float]] = {}
+        for folder, _, files in os.walk(self._folder):
+            for path in (Path(folder, file) for file in files if file.startswith(TEMPORARY_PREFIX)):
+                with suppress(FileNotFoundError):
+                    stat = path.stat()
+                    found[path.relative_to(self._folder).as_posix()] = (stat.st_size, stat.st_mtime)
+        return found
+
+    def discard(self, name: str) -> None:
+        """Remove what ``half_written`` named."""
+        self.delete(name)
+
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """Replace the object by one atomic act."""
         with self._temporary(name) as temporary:
             _write_durably(temporary, data)
@@ -116,7 +141,7 @@ class LocalBackend:
             _sync(made.parent)
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def _write_durably(path: Path, data: bytes | memoryview) -> None:
     with path.open("wb") as file:
         file.write(data)
         file.flush()

@@ -3,9 +3,9 @@
 fsspec's own waits are not limits: a PUT to a stalled S3 server waits for ever whatever its read time-out. So each act
 gets a deadline, several attempts below it, and a pause with jitter between them::
 
-    act ─▶ attempt (≤ a third of the limit) ─▶ transient error? ─▶ pause ─▶ attempt … ─▶ done | StorageError
+    act ─▶ attempt (≤ a third of ``timeout``) ─▶ transient error? ─▶ pause ─▶ attempt … ─▶ done | StorageError
 
-The limit is ``timeout`` plus the time the bytes take at ``SLOWEST_BYTES_PER_SECOND``.
+The limit is ``timeout``; it and the attempt's share of it grow by the time the bytes take at ``SLOWEST_BYTES_PER_SECOND``.
 
 An open remote stream is never handed to a writer: closing it after an error publishes a truncated object. An object is
 sent whole instead, from bytes or from a finished local file.
@@ -13,7 +13,6 @@ sent whole instead, from bytes or from a finished local file.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import random
 import threading
@@ -25,9 +24,17 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from rlhf_core.errors import StorageError
+from rlhf_core.storage.remote_errors import (
+    is_expired,
+    is_missing_bucket,
+    is_permanent,
+    is_precondition_failed,
+    reason,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
     from pathlib import Path
 
 SLOWEST_BYTES_PER_SECOND = 4 * 2**20  # slower than this counts as stalled
@@ -37,24 +44,8 @@ ATTEMPTS_IN_LIMIT = 3  # so a lost answer leaves time for another try
 LONGEST_PAUSE = 5.0
 FIRST_PAUSE = 0.1
 
-DEFAULT_OPTIONS: dict[str, dict[str, Any]] = {
-    "s3": {
-        "use_listings_cache": False,
-        "config_kwargs": {
-            "connect_timeout": 3,
-            "read_timeout": 10,
-            "retries": {"max_attempts": 1, "mode": "standard"},  # retries are ours: botocore's multiply with s3fs's
-            "s3": {"addressing_style": "path"},
-            "max_pool_connections": 32,
-        },
-    }
-}
-
 _CREATE_LOCK = threading.Lock()  # memory:// checks and writes in two steps
 _JITTER = random.Random()  # never the global generator: that one belongs to the run's seed
-_PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError, TypeError, ValueError)
-_PERMANENT_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
-_RETRIED_STATUS = {408, 409, 425, 429}
 
 
 class RemoteBackend:
@@ -63,8 +54,7 @@ class RemoteBackend:
     def __init__(self, root: str, options: dict[str, Any], timeout: float) -> None:
         self._root = root
         self._timeout = timeout
-        protocol = root.split("://", 1)[0]
-        self._fs = fsspec.filesystem(protocol, **_merged(DEFAULT_OPTIONS.get(protocol, {}), options))
+        self._fs = fsspec.filesystem(root.split("://", 1)[0], **options)
         self._base = self._fs._strip_protocol(root).rstrip("/")
 
     def read(self, name: str) -> bytes:
@@ -98,9 +88,9 @@ class RemoteBackend:
             return []
         return [path.rstrip("/").rsplit("/", 1)[-1] for path in found]
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: bytes | memoryview) -> None:
         """Replace the object by one atomic act."""
-        self._act("put", name, self._fs.pipe_file, self._full(name), data, volume=len(data))
+        self._act("put", name, self._fs.pipe_file, self._full(name), bytes(data), volume=len(data))
 
     def create(self, name: str, data: bytes) -> None:
         """Create the object by one conditional PUT; ``FileExistsError`` if it exists."""
@@ -109,10 +99,10 @@ class RemoteBackend:
                 f"put_once {self._url(name)}: {len(data)} bytes are more than one conditional PUT carries "
                 f"({LARGEST_CREATE}); put the data under a name of its own and create a small manifest of it"
             )
-        self._act("put_once", name, self._create, self._full(name), data, volume=len(data))
+        self._act("put_once", name, self._create, name, data, volume=len(data))
 
     def put_file(self, local: Path, name: str, *, link: bool) -> None:
-        """Replace the object by the contents of ``local``, in parallel parts where it is large."""
+        """Replace the object by the contents of ``local``."""
         del link  # nothing is shared with another machine
         volume = local.stat().st_size
         self._act("put_file", name, self._fs.put_file, str(local), self._full(name), volume=volume)
@@ -120,55 +110,74 @@ class RemoteBackend:
     def get_file(self, name: str, local: Path, *, link: bool) -> None:
         """Copy the object to ``local``, one ranged read at a time."""
         del link  # nothing is shared with another machine
-        size = self.size(name)
         with local.open("wb") as file:
-            for start in range(0, size, DOWNLOAD_CHUNK):
-                end = min(start + DOWNLOAD_CHUNK, size)
-                chunk = self._act(
-                    "get_file", name, self._fs.cat_file, self._full(name), start=start, end=end, volume=end - start
-                )
-                file.write(chunk)
+            for piece in self.pieces(name):
+                file.write(piece)
+
+    def pieces(self, name: str) -> Iterator[bytes]:
+        """The object, a piece at a time."""
+        size = self.size(name)
+        for start in range(0, size, DOWNLOAD_CHUNK):
+            end = min(start + DOWNLOAD_CHUNK, size)
+            yield self._act("read", name, self._fs.cat_file, self._full(name), start=start, end=end, volume=end - start)
 
     def delete(self, name: str) -> None:
         """Remove the object."""
-        try:
+        with suppress(FileNotFoundError):
             self._act("delete", name, self._fs.rm_file, self._full(name))
-        except FileNotFoundError:
-            return
 
     def remove_folder(self, name: str) -> None:
-        """Remove the folder and all that is left in it. In an object store nothing is: folders are parts of names there."""
+        """Remove the folder and all that is left in it."""
         with suppress(FileNotFoundError):
             self._act("remove_folder", name, self._fs.rm, self._full(name), recursive=True)
 
-    def _create(self, path: str, data: bytes, **kwargs: Any) -> None:
-        try:
-            if isinstance(self._fs, AsyncFileSystem):
-                self._fs.pipe_file(path, data, mode="create", **kwargs)
-            else:
-                with _CREATE_LOCK:
-                    self._fs.pipe_file(path, data, mode="create", **kwargs)
-        except Exception as error:
-            if _precondition_failed(error):
-                raise FileExistsError(path) from error
-            raise
+    def modified(self, name: str) -> float:
+        """Unix seconds of the object's last change."""
+        changed: datetime = self._act("modified", name, self._fs.modified, self._full(name))
+        return changed.timestamp()
+
+    def half_written(self) -> dict[str, tuple[int, float]]:
+        """What writers left that died: nothing is known of it on a file system of whatever kind."""
+        return {}
+
+    def discard(self, name: str) -> None:
+        """Remove what ``half_written`` named."""
+        raise FileNotFoundError(name)
+
+    def _create(self, name: str, data: bytes, **limits: Any) -> None:
+        with _CREATE_LOCK:
+            self._fs.pipe_file(self._full(name), data, mode="create", **limits)
 
     def _act(self, act: str, name: str, call: Callable[..., Any], *args: Any, volume: int = 0, **kwargs: Any) -> Any:
         """Do ``call`` within the limit for ``volume`` bytes."""
-        limit = self._timeout + volume / SLOWEST_BYTES_PER_SECOND
+        sending = volume / SLOWEST_BYTES_PER_SECOND
+        limit = self._timeout + sending
         deadline = time.monotonic() + limit
+        renewed = False
+        telling: Exception | None = None
         for attempt in itertools.count(1):
-            allowed = max(0.05, min(limit / ATTEMPTS_IN_LIMIT, deadline - time.monotonic()))
+            allowed = min(self._timeout / ATTEMPTS_IN_LIMIT + sending, deadline - time.monotonic())
             try:
-                return self._attempt(call, allowed, *args, **kwargs)
-            except (FileNotFoundError, FileExistsError):
-                raise
+                return self._attempt(call, max(0.05, allowed), *args, **kwargs)
             except Exception as error:
+                if is_precondition_failed(error):
+                    raise FileExistsError(name) from error
+                if is_missing_bucket(error):
+                    raise StorageError(f"{act} {self._url(name)} failed: {self._no_bucket()}") from error
+                if isinstance(error, FileNotFoundError):
+                    raise
+                if telling is None or not isinstance(error, TimeoutError):
+                    telling = error
                 pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2**attempt) * _JITTER.uniform(0.5, 1.0)
                 out_of_time = time.monotonic() + pause >= deadline
-                if _is_permanent(error) or out_of_time:
+                renew = is_expired(error) and not renewed
+                if out_of_time or (is_permanent(error) and not renew):
                     within = f" within {limit:.1f} s ({attempt} attempts)" if out_of_time else ""
-                    raise StorageError(f"{act} {self._url(name)} failed{within}: {_reason(error)}") from error
+                    why = reason(telling, self._place())
+                    raise StorageError(f"{act} {self._url(name)} failed{within}: {why}") from telling
+                if renew:
+                    renewed = True
+                    self._renew_credentials()
                 time.sleep(pause)
         raise AssertionError("unreachable")
 
@@ -176,6 +185,16 @@ class RemoteBackend:
         if isinstance(self._fs, AsyncFileSystem):
             return call(*args, timeout=seconds, **kwargs)
         return _in_thread(call, seconds, *args, **kwargs)
+
+    def _renew_credentials(self) -> None:
+        """Ask for credentials again where they came from."""
+
+    def _place(self) -> str:
+        """The server, in words."""
+        return self._root
+
+    def _no_bucket(self) -> str:
+        return f"{self._root} does not exist"
 
     def _full(self, name: str) -> str:
         return f"{self._base}/{name}" if name else self._base
@@ -206,38 +225,3 @@ def _in_thread(call: Callable[..., Any], seconds: float, *args: Any, **kwargs: A
     if not outcome:
         raise TimeoutError(f"no answer within {seconds:.1f} s")
     return outcome[0]
-
-
-def _precondition_failed(error: BaseException) -> bool:
-    """True if the store refused the create because the object exists (s3fs makes EINVAL of HTTP 412)."""
-    if isinstance(error, FileExistsError) or _response(error).get("Error", {}).get("Code") == "PreconditionFailed":
-        return True
-    return isinstance(error, OSError) and error.errno == errno.EINVAL and "pre-condition" in str(error).lower()
-
-
-def _is_permanent(error: BaseException) -> bool:
-    """True if another attempt cannot help."""
-    status = _response(error).get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    client_fault = 400 <= status < 500 and status not in _RETRIED_STATUS
-    return client_fault or isinstance(error, _PERMANENT) or type(error).__name__ in _PERMANENT_NAMES
-
-
-def _response(error: BaseException) -> dict[str, Any]:
-    response = getattr(error.__cause__, "response", None)
-    return response if isinstance(response, dict) else {}
-
-
-def _reason(error: BaseException) -> str:
-    text = str(error) or "no answer"
-    if type(error).__name__ in _PERMANENT_NAMES or isinstance(error, PermissionError):
-        text += "; check the credentials in the environment and what they are allowed to do"
-    return f"{type(error).__name__}: {text}"
-
-
-def _merged(defaults: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` over ``defaults``, mapping by mapping."""
-    merged = dict(defaults)
-    for key, value in given.items():
-        inner = merged.get(key)
-        merged[key] = _merged(inner, value) if isinstance(inner, dict) and isinstance(value, dict) else value
-    return merged

@@ -12,6 +12,7 @@
       checkpoints/v00000012/…                  checkpoints.CheckpointStore
       eval/v00000012.json, eval/v00000012/….arrow
       lease/00000007.json                      lease.Lease
+      worlds/00000001.json                     worlds: the run went on with other processes
       latest.json, best.json                   pointers: the only documents that change
 
 A part's name is its own claim: ``{rows}r-{tokens}t-{bytes}b-{sha256}.arrow``. So the parts of an attempt that died
@@ -26,21 +27,24 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError, StorageError
 from rlhf_core.records import Part, Round, Stage, StageManifest, StageRef
-from rlhf_core.storage import shards
-from rlhf_core.storage.digest import sha256_of
+from rlhf_core.storage import schema, shards
+from rlhf_core.storage.digest import hashing, sha256_of
 from rlhf_core.storage.documents import decode_document, encode_document
 from rlhf_core.storage.object_store import ObjectStore
+from rlhf_core.storage.tables import Encoded, decode_table
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
+
+    import pyarrow as pa
 
     from rlhf_core.records import Experience, Trajectory
     from rlhf_core.storage.shards import RewardRow
 
 logger = get_logger(__name__)
 
-_RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _PART_NAME = re.compile(r"(?P<rows>\d+)r-(?P<tokens>\d+)t-(?P<bytes>\d+)b-(?P<sha256>[0-9a-f]{64})\.arrow")
 _ITERATION_NAME = re.compile(r"\d{8,}")
 
@@ -57,7 +61,7 @@ class RunStore:
     timeout: float = 60.0
 
     def __post_init__(self) -> None:
-        if not _RUN_ID.fullmatch(self.run_id) or self.run_id in (".", ".."):
+        if not RUN_ID.fullmatch(self.run_id) or self.run_id in (".", ".."):
             raise ConfigError(
                 f"run_id {self.run_id!r} cannot name a folder: use 1 to 128 of the characters A-Z a-z 0-9 . _ -"
             )
@@ -109,17 +113,18 @@ class RunStore:
 
     def publish_trajectories(self, iteration: int, rows: Sequence[Trajectory], stage: Stage = Stage.ROLLOUT) -> Part:
         """Make trajectories durable as one part of the stage."""
-        data = shards.encode_trajectories(rows)
-        return self._publish(_stage_folder(iteration, stage), data, len(rows), _tokens_of(rows))
+        shard = shards.encode_trajectories(rows)
+        return self._publish(_stage_folder(iteration, stage), shard, len(rows), _tokens_of(rows))
 
-    def publish_rewards(self, iteration: int, rows: Sequence[RewardRow]) -> Part:
-        """Make reward results durable as one part of the reward stage; they have no tokens of their own."""
-        return self._publish(_stage_folder(iteration, Stage.REWARD), shards.encode_rewards(rows), len(rows), 0)
+    def publish_rewards(self, iteration: int, rows: Sequence[RewardRow], folder: str | None = None) -> Part:
+        """Make reward results durable as one part of the reward stage, or of ``folder``; they have no tokens of their own."""
+        folder = folder or _stage_folder(iteration, Stage.REWARD)
+        return self._publish(folder, shards.encode_rewards(rows), len(rows), 0)
 
     def publish_experience(self, iteration: int, rows: Sequence[Experience]) -> Part:
         """Make experience durable as one part of the experience stage."""
-        data = shards.encode_experience(rows)
-        return self._publish(_stage_folder(iteration, Stage.EXPERIENCE), data, len(rows), _tokens_of(rows))
+        shard = shards.encode_experience(rows)
+        return self._publish(_stage_folder(iteration, Stage.EXPERIENCE), shard, len(rows), _tokens_of(rows))
 
     def published_parts(self, iteration: int, stage: Stage, without: Collection[str] = ()) -> list[Part]:
         """Every whole part of the stage, named by a manifest or not: what an earlier attempt left.
@@ -127,7 +132,11 @@ class RunStore:
         Each is read and hashed. A damaged one is left out with a warning: its rows are made again, under another name
         or over it. So are, unread, those at the paths ``without``.
         """
-        paths = [path for path in self.objects.list(_stage_folder(iteration, stage)) if path not in without]
+        return self.parts_in(_stage_folder(iteration, stage), without)
+
+    def parts_in(self, folder: str, without: Collection[str] = ()) -> list[Part]:
+        """Every whole part of a folder, as ``published_parts``."""
+        paths = [path for path in self.objects.list(folder) if path not in without]
         parts = [_part_from_name(path) for path in paths]
         return [part for part in parts if part is not None and self._is_whole(part)]
 
@@ -138,31 +147,53 @@ class RunStore:
             CorruptShardError: a part is missing, or its bytes, size or rows are not those recorded. It names the
             object.
         """
-        return self._read(parts, shards.decode_trajectories)
+        return [row for part in parts for row in shards.trajectories_of(self.read_table(part, schema.TRAJECTORY))]
 
     def read_rewards(self, parts: Sequence[Part]) -> list[RewardRow]:
         """The rows of the parts, in order; errors as ``read_trajectories``."""
-        return self._read(parts, shards.decode_rewards)
+        return [row for part in parts for row in shards.rewards_of(self.read_table(part, schema.REWARD))]
 
     def read_experience(self, parts: Sequence[Part]) -> list[Experience]:
         """The rows of the parts, in order; errors as ``read_trajectories``."""
-        return self._read(parts, shards.decode_experience)
+        return [row for part in parts for row in shards.experience_of(self.read_table(part, schema.EXPERIENCE))]
 
-    def read_part(self, part: Part) -> bytes:
+    def read_table(self, part: Part, expected: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
+        """One part as an Arrow table, only ``columns`` of it where they are given.
+
+        Raises:
+            CorruptShardError: as ``read_trajectories``.
+            StorageError: a newer version of this software wrote it.
+        """
+        data = self._bytes_of(part)
+        with hashing(data) as digest:  # while they are decompressed: nobody sees the table before
+            try:
+                table = self.decode_part(part, data, expected, columns)
+            except Exception:
+                self._check_digest(part, digest.result())  # what is damaged is called so, not what it looks like
+                raise
+        self._check_digest(part, digest.result())
+        return table
+
+    def read_part(self, part: Part) -> memoryview:
         """The verified bytes of one part; errors as ``read_trajectories``."""
+        data = self._bytes_of(part)
+        self._check_digest(part, sha256_of(data))
+        return data
+
+    def decode_part(
+        self, part: Part, data: memoryview, expected: pa.Schema, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """The bytes of one part as an Arrow table; errors as ``read_table``."""
         url = self.url_of(part.path)
         try:
-            data = self.objects.read(part.path)
-        except FileNotFoundError as error:
-            raise CorruptShardError(f"{url} is missing: a manifest names it with {part.rows} rows") from error
-        if len(data) != part.bytes:
-            raise CorruptShardError(
-                f"{url} has {len(data)} bytes, recorded were {part.bytes}: it is truncated or altered"
-            )
-        found = sha256_of(data)
-        if found != part.sha256:
-            raise CorruptShardError(f"{url} is damaged: its sha256 is {found}, recorded was {part.sha256}")
-        return data
+            table = decode_table(data, expected, columns)
+        except CorruptShardError as error:
+            raise CorruptShardError(f"{url}: {error}") from error
+        except StorageError as error:
+            raise StorageError(f"{url}: {error}") from error
+        if len(table) != part.rows:
+            raise CorruptShardError(f"{url} has {len(table)} rows, recorded were {part.rows}")
+        return table
 
     # --- manifests
 
@@ -176,7 +207,7 @@ class RunStore:
             StorageError: the manifest names a part that is not there whole, names one twice, or belongs to another run.
         """
         self._check_committable(manifest)
-        path = _manifest_path(manifest.iteration, manifest.stage)
+        path = manifest_path(manifest.iteration, manifest.stage)
         try:
             self._create_document(path, manifest.to_json())
         except ConflictError:
@@ -194,7 +225,7 @@ class RunStore:
         Raises:
             CorruptShardError: the manifest is damaged, or belongs to another run, iteration or stage.
         """
-        path = _manifest_path(iteration, stage)
+        path = manifest_path(iteration, stage)
         try:
             data = self.objects.read(path)
         except FileNotFoundError:
@@ -205,7 +236,7 @@ class RunStore:
 
     def manifest_url(self, iteration: int, stage: Stage) -> str:
         """Where the stage's manifest lies, or will."""
-        return self.url_of(_manifest_path(iteration, stage))
+        return self.url_of(manifest_path(iteration, stage))
 
     def read_manifest(self, ref: StageRef) -> StageManifest:
         """The manifest a reference points at; ``CorruptShardError`` if it is missing or not the one referred to."""
@@ -232,13 +263,13 @@ class RunStore:
 
     def completed_iterations(self) -> list[int]:
         """Every iteration whose update is complete, ascending."""
-        return [i for i in self.iterations() if self.objects.exists(_manifest_path(i, Stage.UPDATE))]
+        return [i for i in self.iterations() if self.objects.exists(manifest_path(i, Stage.UPDATE))]
 
     # --- rounds
 
     def record_round(self, played: Round) -> Round:
         """Record a round of an iteration, once; returns what is recorded: the first writer's."""
-        path = _round_path(played.iteration, played.number)
+        path = round_path(played.iteration, played.number)
         try:
             self._create_document(path, played.to_json())
         except ConflictError:
@@ -256,7 +287,7 @@ class RunStore:
         Raises:
             CorruptShardError: it is missing or damaged, or belongs elsewhere.
         """
-        path = _round_path(iteration, number)
+        path = round_path(iteration, number)
         url = self.url_of(path)
         body = self._document(path)
         if body is None:
@@ -305,27 +336,30 @@ class RunStore:
 
     # --- inside
 
-    def _publish(self, folder: str, data: bytes, rows: int, tokens: int) -> Part:
-        digest = sha256_of(data)
-        path = f"{folder}/{rows:06d}r-{tokens}t-{len(data)}b-{digest}.arrow"
-        self.objects.put(path, data)
-        return Part(path, rows, tokens, len(data), digest)
+    def _publish(self, folder: str, shard: Encoded, rows: int, tokens: int) -> Part:
+        size = len(shard.data)
+        path = f"{folder}/{rows:06d}r-{tokens}t-{size}b-{shard.sha256}.arrow"
+        self.objects.put(path, shard.data)
+        return Part(path, rows, tokens, size, shard.sha256)
 
-    def _read(self, parts: Sequence[Part], decode: Callable[[bytes], list[Any]]) -> list[Any]:
-        rows: list[Any] = []
-        for part in parts:
-            rows += self._decoded(part, decode)
-        return rows
-
-    def _decoded(self, part: Part, decode: Callable[[bytes], list[Any]]) -> list[Any]:
-        data = self.read_part(part)
+    def _bytes_of(self, part: Part) -> memoryview:
+        """What lies at a part's path; of the right size, not verified."""
+        url = self.url_of(part.path)
         try:
-            rows = decode(data)
-        except CorruptShardError as error:
-            raise CorruptShardError(f"{self.url_of(part.path)}: {error}") from error
-        if len(rows) != part.rows:
-            raise CorruptShardError(f"{self.url_of(part.path)} has {len(rows)} rows, recorded were {part.rows}")
-        return rows
+            data = self.objects.view(part.path)
+        except FileNotFoundError as error:
+            raise CorruptShardError(f"{url} is missing: a manifest names it with {part.rows} rows") from error
+        if len(data) != part.bytes:
+            raise CorruptShardError(
+                f"{url} has {len(data)} bytes, recorded were {part.bytes}: it is truncated or altered"
+            )
+        return data
+
+    def _check_digest(self, part: Part, found: str) -> None:
+        if found != part.sha256:
+            raise CorruptShardError(
+                f"{self.url_of(part.path)} is damaged: its sha256 is {found}, recorded was {part.sha256}"
+            )
 
     def _is_whole(self, part: Part) -> bool:
         try:
@@ -336,7 +370,7 @@ class RunStore:
         return True
 
     def _check_committable(self, manifest: StageManifest) -> None:
-        url = self.url_of(_manifest_path(manifest.iteration, manifest.stage))
+        url = self.url_of(manifest_path(manifest.iteration, manifest.stage))
         if manifest.run_id != self.run_id:
             raise StorageError(f"{url}: a manifest of run {manifest.run_id!r} cannot be committed here")
         paths = [part.path for part in manifest.parts]
@@ -401,11 +435,13 @@ def _may_name(manifest: StageManifest, folder: str) -> bool:
     return found is not None and int(found[1]) <= manifest.iteration
 
 
-def _round_path(iteration: int, number: int) -> str:
+def round_path(iteration: int, number: int) -> str:
+    """Where a round of an iteration is recorded."""
     return f"{_iteration_folder(iteration)}/rounds/{number:02d}.json"
 
 
-def _manifest_path(iteration: int, stage: Stage) -> str:
+def manifest_path(iteration: int, stage: Stage) -> str:
+    """Where the manifest of a stage lies."""
     return f"{_iteration_folder(iteration)}/{stage.value}.json"
 
 

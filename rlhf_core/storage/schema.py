@@ -2,15 +2,33 @@
 
 ``B`` rows of ``T`` tokens each; every list column of a row has ``T`` entries unless its comment says otherwise.
 Evaluation trajectories have the trajectory schema. The metadata names the table and the version of its schema.
+
+A shard of an older version is read as one of the present version. To add a column: put it into its table below, count
+``SCHEMA_VERSION`` up, and say in ``ADDED`` what older rows hold. A column is never renamed, retyped or given another
+meaning: add one with another name. One that is taken out is passed over in older shards.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
 SCHEMA_VERSION = 1
 TABLE_KEY = b"rlhf.table"
 VERSION_KEY = b"rlhf.schema_version"
+
+
+@dataclass(frozen=True)
+class Added:
+    """A column that the first version of its table did not have."""
+
+    version: int  # the first that has it
+    default: Any  # what rows of older versions hold: a plain value that Arrow converts to the column's type
+
+
+ADDED: dict[str, dict[str, Added]] = {}  # table -> column -> since when
 
 
 def _column(name: str, kind: pa.DataType, *, null: bool = False) -> pa.Field:

@@ -1,11 +1,8 @@
-"""Records ⇄ the bytes of an Arrow IPC file.
+"""Records ⇄ Arrow tables ⇄ the bytes of a shard.
 
 ::
 
-    list[Trajectory] ─ columns ─▶ pa.Table ─ zstd level 1, batches of 256 rows ─▶ bytes ─▶ object store
-
-The file format, not the stream format: a stream cut at a batch border reads as a shorter one without an error.
-Compression has no checksum worth the name, so whoever stores the bytes records their sha256 (``run_store``).
+    list[Trajectory] ─ columns ─▶ pa.Table ─ tables ─▶ bytes ─▶ object store
 
 A missing log-prob is an error here, never a default: nothing unusable is published.
 """
@@ -35,11 +32,11 @@ from rlhf_core.records import (
 )
 from rlhf_core.storage import schema
 from rlhf_core.storage.columns import Ragged, arrays_of, metrics_of, metrics_to_arrow, structs_of, structs_to_arrow
+from rlhf_core.storage.tables import Encoded, decode_table, encode_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-BATCH_ROWS = 256  # larger compresses no better and with less parallelism; smaller pays for itself only in random access
 _JSON = json.JSONEncoder(ensure_ascii=False)
 _SAMPLING_FIELDS = [field.name for field in fields(SamplingParams)]
 
@@ -53,7 +50,7 @@ class RewardRow:
     result: RewardResult
 
 
-def encode_trajectories(rows: Sequence[Trajectory]) -> bytes:
+def encode_trajectories(rows: Sequence[Trajectory]) -> Encoded:
     """One shard of trajectories.
 
     Raises:
@@ -75,7 +72,7 @@ def encode_trajectories(rows: Sequence[Trajectory]) -> bytes:
     return _encode(rows, built, schema.TRAJECTORY)
 
 
-def encode_rewards(rows: Sequence[RewardRow]) -> bytes:
+def encode_rewards(rows: Sequence[RewardRow]) -> Encoded:
     """One shard of reward results."""
     results = [row.result for row in rows]
     built: dict[str, Any] = {
@@ -85,7 +82,7 @@ def encode_rewards(rows: Sequence[RewardRow]) -> bytes:
     return _encode(results, built, schema.REWARD)
 
 
-def encode_experience(rows: Sequence[Experience]) -> bytes:
+def encode_experience(rows: Sequence[Experience]) -> Encoded:
     """One shard of experience; raises ``StorageError`` for a float column that is not ``[T]`` finite numbers."""
     tokens = Ragged("token_ids", [row.token_ids for row in rows], np.int32)
     built: dict[str, Any] = {"token_ids": tokens.to_arrow(schema.TOKENS)}
@@ -99,39 +96,35 @@ def encode_experience(rows: Sequence[Experience]) -> bytes:
 
 def decode_trajectories(data: bytes | memoryview) -> list[Trajectory]:
     """The rows of one shard. Their arrays are read-only views of its buffers."""
-    return list(_rows(decode_table(data, schema.TRAJECTORY), _trajectories))
+    return trajectories_of(decode_table(data, schema.TRAJECTORY))
 
 
 def decode_rewards(data: bytes | memoryview) -> list[RewardRow]:
     """The rows of one shard."""
-    return list(_rows(decode_table(data, schema.REWARD), _reward_rows))
+    return rewards_of(decode_table(data, schema.REWARD))
 
 
 def decode_experience(data: bytes | memoryview) -> list[Experience]:
     """The rows of one shard. Their arrays are read-only views of its buffers."""
-    return list(_rows(decode_table(data, schema.EXPERIENCE), _experience))
+    return experience_of(decode_table(data, schema.EXPERIENCE))
 
 
-def decode_table(data: bytes | memoryview, expected: pa.Schema, columns: Sequence[str] | None = None) -> pa.Table:
-    """One shard as an Arrow table; only ``columns`` are decompressed where they are given.
-
-    Raises:
-        CorruptShardError: these are not the bytes of such a table.
-        StorageError: a newer version of this software wrote it.
-    """
-    try:
-        found = pa.ipc.open_file(pa.BufferReader(data)).schema
-        _check_schema(found, expected)
-        wanted = None if columns is None else [found.get_field_index(name) for name in columns]
-        options = pa.ipc.IpcReadOptions(included_fields=wanted)
-        return pa.ipc.open_file(pa.BufferReader(data), options=options).read_all()
-    except (pa.ArrowException, OSError) as error:
-        if isinstance(error, StorageError):
-            raise
-        raise CorruptShardError(f"not a whole {_table_name(expected)} shard: {error}") from error
+def trajectories_of(table: pa.Table) -> list[Trajectory]:
+    """The rows of a table. Their arrays are read-only views of its buffers."""
+    return list(_rows(table, _trajectories))
 
 
-def _encode(rows: Sequence[Any], built: dict[str, Any], table: pa.Schema) -> bytes:
+def rewards_of(table: pa.Table) -> list[RewardRow]:
+    """The rows of a table."""
+    return list(_rows(table, _reward_rows))
+
+
+def experience_of(table: pa.Table) -> list[Experience]:
+    """The rows of a table. Their arrays are read-only views of its buffers."""
+    return list(_rows(table, _experience))
+
+
+def _encode(rows: Sequence[Any], built: dict[str, Any], table: pa.Schema) -> Encoded:
     """Fill every column of ``table`` from ``built``, or else from the rows' attributes, and serialise."""
     columns = []
     for column in table:
@@ -140,7 +133,7 @@ def _encode(rows: Sequence[Any], built: dict[str, Any], table: pa.Schema) -> byt
             columns.append(_to_arrow(column, values))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise StorageError(f"column {column.name} cannot be stored: {error}") from error
-    return _serialise(pa.Table.from_arrays(columns, schema=table))
+    return encode_table(pa.Table.from_arrays(columns, schema=table))
 
 
 def _to_arrow(column: pa.Field, values: Any) -> pa.Array:
@@ -156,15 +149,6 @@ def _to_arrow(column: pa.Field, values: Any) -> pa.Array:
     return array
 
 
-def _serialise(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table, max_chunksize=BATCH_ROWS)
-    data: bytes = sink.getvalue().to_pybytes()
-    return data
-
-
 def _rows(table: pa.Table, make: Callable[[dict[str, Any]], Iterator[Any]]) -> Iterator[Any]:
     for batch in table.to_batches():
         yield from make(dict(zip(batch.schema.names, batch.columns, strict=True)))
@@ -176,9 +160,9 @@ def _trajectories(batch: dict[str, Any]) -> Iterator[Trajectory]:
     columns["version_spans"] = structs_of(batch["version_spans"], VersionSpan)
     columns["step_rewards"] = structs_of(batch["step_rewards"], StepReward)
     columns["images"] = structs_of(batch["images"], ImageRef)
-    columns["label"] = list(map(_from_json, columns["label"]))
-    columns["messages"] = list(map(_from_json, columns["messages"]))
-    columns["sampling"] = list(map(_sampling, columns["sampling"]))
+    columns["label"] = _from_json(columns["label"])
+    columns["messages"] = _from_json(columns["messages"])
+    columns["sampling"] = list(map(_sampling, _from_json(columns["sampling"])))
     columns["reward_status"] = list(map(RewardStatus, columns["reward_status"]))
     columns["stop_reason"] = list(map(StopReason, columns["stop_reason"]))
     return _records(Trajectory, columns)
@@ -243,26 +227,6 @@ def _check_ranges(tokens: Ragged, rows: Sequence[Any]) -> None:
                 raise StorageError(f"{_row_name(row)}: action range [{start}, {end}) leaves its {length} tokens")
 
 
-def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
-    metadata = found.metadata or {}
-    if metadata.get(schema.TABLE_KEY) != expected.metadata[schema.TABLE_KEY]:
-        raise CorruptShardError(f"expected a {_table_name(expected)} shard, found {_table_name(found)!r}")
-    version = int(metadata[schema.VERSION_KEY])
-    if version > schema.SCHEMA_VERSION:
-        raise StorageError(
-            f"{_table_name(found)} shard has schema version {version}; this software reads up to "
-            f"{schema.SCHEMA_VERSION}: upgrade it"
-        )
-    missing = [name for name in expected.names if name not in found.names]
-    if missing:
-        raise CorruptShardError(f"{_table_name(found)} shard lacks the columns {missing}")
-
-
-def _table_name(table: pa.Schema) -> str:
-    name: bytes = (table.metadata or {}).get(schema.TABLE_KEY, b"unknown")
-    return name.decode()
-
-
 def _float_columns(table: pa.Schema) -> list[str]:
     return [column.name for column in table if column.type == schema.FLOATS]
 
@@ -282,15 +246,18 @@ def _to_json(value: Any, name: str, row: Trajectory) -> str | None:
         ) from error
 
 
-def _from_json(text: str | None) -> Any:
-    return None if text is None else json.loads(text)
+def _from_json(texts: list[str | None]) -> list[Any]:
+    """A column of JSON values, read as one list: a call for each costs more than what it reads."""
+    values: list[Any] = json.loads(f"[{','.join('null' if text is None else text for text in texts)}]")
+    if len(values) != len(texts):
+        raise CorruptShardError(f"{len(texts)} rows hold {len(values)} JSON values")
+    return values
 
 
 def _sampling_json(sampling: SamplingParams) -> str:
     return _JSON.encode({name: getattr(sampling, name) for name in _SAMPLING_FIELDS})
 
 
-def _sampling(text: str) -> SamplingParams:
-    values = json.loads(text)
+def _sampling(values: dict[str, Any]) -> SamplingParams:
     values["stop"] = tuple(values["stop"])
     return SamplingParams(**values)

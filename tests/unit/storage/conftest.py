@@ -21,16 +21,24 @@ def scripted():
     return ScriptedFileSystem
 
 
-@pytest.fixture(params=["file", "memory"])
-def objects(request, tmp_path):
+@pytest.fixture(params=["file", "memory", "s3"])
+def root(request, tmp_path):
+    """Where a store of each kind may lie; S3 is a real server."""
+    if request.param == "s3":
+        return f"s3://{request.getfixturevalue('s3').bucket}/{tmp_path.name}"
+    return str(tmp_path / "store") if request.param == "file" else f"memory://{tmp_path.name}"
+
+
+@pytest.fixture
+def objects(root):
     """A store of each kind."""
-    return ObjectStore(str(tmp_path / "store") if request.param == "file" else f"memory://{tmp_path.name}")
+    return ObjectStore(root)
 
 
-@pytest.fixture(params=["file", "memory"])
-def run_store(request, tmp_path):
+@pytest.fixture
+def run_store(root):
     """A run in a store of each kind."""
-    return RunStore("run", str(tmp_path / "runs") if request.param == "file" else f"memory://{tmp_path.name}")
+    return RunStore("run", root)
 
 
 @pytest.fixture

@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -19,6 +20,7 @@ from rlhf_core.records import (
     VersionSpan,
 )
 from rlhf_core.storage import RewardRow, schema, shards
+from rlhf_core.storage.tables import decode_table, encode_table
 
 EVERYTHING = trajectory(
     round=3,
@@ -52,14 +54,14 @@ FAILED = trajectory(
 
 @pytest.mark.parametrize("row", [trajectory(), EVERYTHING, FAILED], ids=["plain", "everything", "failed and empty"])
 def test_a_trajectory_comes_back_field_by_field(row):
-    (back,) = shards.decode_trajectories(shards.encode_trajectories([row]))
+    (back,) = shards.decode_trajectories(shards.encode_trajectories([row]).data)
 
     assert_same(row, back)
 
 
 @pytest.mark.parametrize("label", [None, "2", 2, 2.0, True, "", [], {}, [1, "1", [None]], "é漢\\\"'"])
 def test_a_label_keeps_its_type(label):
-    (back,) = shards.decode_trajectories(shards.encode_trajectories([trajectory(label=label)]))
+    (back,) = shards.decode_trajectories(shards.encode_trajectories([trajectory(label=label)]).data)
 
     assert back.label == label
     assert type(back.label) is type(label)
@@ -69,7 +71,7 @@ def test_a_label_keeps_its_type(label):
 def test_any_number_of_rows_keeps_its_order(count):
     rows = [trajectory(f"g{i}", i, tuple(range(i % 7 + 1)), 0) for i in range(count)]
 
-    back = shards.decode_trajectories(shards.encode_trajectories(rows))
+    back = shards.decode_trajectories(shards.encode_trajectories(rows).data)
 
     assert [row.key for row in back] == [row.key for row in rows]
     assert [row.token_ids.tolist() for row in back] == [row.token_ids.tolist() for row in rows]
@@ -80,7 +82,7 @@ def test_any_number_of_rows_keeps_its_order(count):
 def test_any_tokens_come_back(token_lists):
     rows = [trajectory(sample=i, tokens=tuple(tokens), start=0) for i, tokens in enumerate(token_lists)]
 
-    back = shards.decode_trajectories(shards.encode_trajectories(rows))
+    back = shards.decode_trajectories(shards.encode_trajectories(rows).data)
 
     assert [row.token_ids.tolist() for row in back] == token_lists
 
@@ -88,13 +90,13 @@ def test_any_tokens_come_back(token_lists):
 def test_logprobs_come_back_bit_by_bit():
     logprobs = np.array([0, -1e-38, -1.1920929e-07, -87.3, -0.0], np.float32)
 
-    (back,) = shards.decode_trajectories(shards.encode_trajectories([trajectory(rollout_logprobs=logprobs)]))
+    (back,) = shards.decode_trajectories(shards.encode_trajectories([trajectory(rollout_logprobs=logprobs)]).data)
 
     assert back.rollout_logprobs.tobytes() == logprobs.tobytes()
 
 
 def test_equal_rows_make_equal_bytes():
-    assert shards.encode_trajectories([EVERYTHING] * 300) == shards.encode_trajectories([EVERYTHING] * 300)
+    assert shards.encode_trajectories([EVERYTHING] * 300).data == shards.encode_trajectories([EVERYTHING] * 300).data
 
 
 @pytest.mark.parametrize("length", [0, 4])
@@ -107,7 +109,7 @@ def test_experience_comes_back_field_by_field(length):
         experience("g", 2, length, values=numbers, action_ranges=ranges),
     ]
 
-    back = shards.decode_experience(shards.encode_experience(rows))
+    back = shards.decode_experience(shards.encode_experience(rows).data)
 
     for row, found in zip(rows, back, strict=True):
         assert_same(row, found)
@@ -126,12 +128,12 @@ def test_experience_comes_back_field_by_field(length):
 def test_a_reward_comes_back(result):
     rows = [RewardRow("g0", 3, result)]
 
-    assert shards.decode_rewards(shards.encode_rewards(rows)) == rows
+    assert shards.decode_rewards(shards.encode_rewards(rows).data) == rows
 
 
 def test_a_failed_reward_is_not_a_zero():
-    table = shards.decode_table(
-        shards.encode_rewards([RewardRow("g", 0, RewardResult(RewardStatus.ERROR, error="x"))]), schema.REWARD
+    table = decode_table(
+        shards.encode_rewards([RewardRow("g", 0, RewardResult(RewardStatus.ERROR, error="x"))]).data, schema.REWARD
     )
 
     assert table["reward"].to_pylist() == [None]
@@ -175,7 +177,7 @@ def test_a_value_that_cannot_be_stored_is_named(changes, message):
 
 
 def test_every_truncation_is_found():
-    data = shards.encode_trajectories([trajectory(sample=i) for i in range(300)])
+    data = shards.encode_trajectories([trajectory(sample=i) for i in range(300)]).data
 
     for length in range(0, len(data), 101):
         with pytest.raises(CorruptShardError):
@@ -184,11 +186,11 @@ def test_every_truncation_is_found():
 
 def test_another_table_is_refused():
     with pytest.raises(CorruptShardError, match="expected a trajectory shard, found 'reward'"):
-        shards.decode_trajectories(shards.encode_rewards([reward_row()]))
+        shards.decode_trajectories(shards.encode_rewards([reward_row()]).data)
 
 
 def test_a_newer_schema_is_refused_with_the_remedy(monkeypatch):
-    data = shards.encode_rewards([reward_row()])
+    data = shards.encode_rewards([reward_row()]).data
     monkeypatch.setattr(schema, "SCHEMA_VERSION", 0)
 
     with pytest.raises(StorageError, match="schema version 1; this software reads up to 0: upgrade it"):
@@ -196,16 +198,54 @@ def test_a_newer_schema_is_refused_with_the_remedy(monkeypatch):
 
 
 def test_only_the_columns_asked_for_are_read():
-    data = shards.encode_trajectories([EVERYTHING])
+    data = shards.encode_trajectories([EVERYTHING]).data
 
-    table = shards.decode_table(data, schema.TRAJECTORY, ["answer", "seed"])
+    table = decode_table(data, schema.TRAJECTORY, ["answer", "seed"])
 
     assert sorted(table.column_names) == ["answer", "seed"]
 
 
 def test_any_arrow_reader_reads_a_shard():
-    table = pa.ipc.open_file(shards.encode_trajectories([EVERYTHING])).read_all()
+    table = pa.ipc.open_file(shards.encode_trajectories([EVERYTHING]).data).read_all()
 
     assert table["token_ids"].to_pylist() == [[11, 12, 13, 40, 2]]
     assert json.loads(table["label"][0].as_py())["answer"][0] == "ä"
     assert table.schema.metadata[b"rlhf.schema_version"] == b"1"
+
+
+def test_a_label_that_is_more_than_one_value_is_corrupt():
+    table = decode_table(shards.encode_trajectories([trajectory()]).data, schema.TRAJECTORY)
+    place = table.schema.get_field_index("label")
+    table = table.set_column(place, table.schema.field("label"), pa.array(["1,2"]))
+
+    with pytest.raises(CorruptShardError, match="1 rows hold 2 JSON values"):
+        shards.decode_trajectories(encode_table(table).data)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 255, 300, 3000])
+@pytest.mark.parametrize("length", [0, 1, 700])
+def test_rows_that_compression_makes_larger_fit_and_are_hashed_whole(rows, length):
+    """Every value is random: nothing shrinks, and each small buffer grows."""
+    random = np.random.default_rng(0)
+    tokens = [random.integers(0, 2**31, length, np.int32) for _ in range(rows)]
+    numbers = [random.integers(-(2**31), 2**31, length, np.int32).view(np.float32) for _ in range(rows)]
+    offsets = np.arange(rows + 1, dtype=np.int32) * length
+    flat = [np.concatenate([np.empty(0, kind), *parts]) for kind, parts in ((np.int32, tokens), (np.float32, numbers))]
+    columns = {
+        field.name: pa.ListArray.from_arrays(offsets, pa.array(flat[field.type == schema.FLOATS]), type=field.type)
+        if field.type in (schema.TOKENS, schema.FLOATS)
+        else pa.array(
+            [random.bytes(3).hex()] * rows if field.type == pa.string() else random.integers(0, 2, rows)
+        ).cast(field.type)
+        for field in schema.EXPERIENCE
+        if field.name != "action_ranges"
+    }
+    columns["action_ranges"] = pa.array(
+        [[{"start": 0, "end": 1}]] * rows, schema.EXPERIENCE.field("action_ranges").type
+    )
+    table = pa.table(columns).select(schema.EXPERIENCE.names).cast(schema.EXPERIENCE)
+
+    shard = encode_table(table)
+
+    assert shard.sha256 == hashlib.sha256(shard.data).hexdigest()
+    assert decode_table(shard.data, schema.EXPERIENCE).num_rows == rows
