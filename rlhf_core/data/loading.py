@@ -6,13 +6,15 @@ import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
+from rlhf_core.data import columns
 from rlhf_core.data.sources import read_rows, source_names
 from rlhf_core.errors import DataError
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from rlhf_core.data.row_list import RowList
     from rlhf_core.data.values import Row
 
 logger = get_logger(__name__)
@@ -58,6 +60,7 @@ def load(
     *,
     id_key: str | None,
     max_samples: int | None = None,
+    only: RowList | None = None,
 ) -> tuple[list[ItemT], tuple[Source, ...]]:
     """The items that were kept, dataset after dataset in their own order, and the counts of each dataset.
 
@@ -68,16 +71,19 @@ def load(
         make: From a row and its dataset's name to an item and its length in tokens.
         id_key: ``data.id_key``, for messages.
         max_samples: Use only the first rows of each dataset.
+        only: Use only these rows.
 
     Raises:
-        DataError: A dataset or a row of it cannot be used, a row id comes twice, or a dataset has no row left.
+        DataError: A dataset or a row of it cannot be used, a row id comes twice, a dataset has no row left, or one of
+            ``only`` is not there.
     """
     items: list[ItemT] = []
     sources: list[Source] = []
     places: dict[str, str] = {}  # row id -> place
     for spec, name in zip(specs, source_names(specs), strict=True):
         kept, overlong = 0, 0
-        for row in itertools.islice(read_rows(spec, split), max_samples):
+        rows = read_rows(spec, split) if only is None else _listed(read_rows(spec, split), name, id_key, only)
+        for row in itertools.islice(rows, max_samples):
             item, length = make(row, name)
             _check_unique(item.row_id, row.place, places, id_key)
             if _fits(length, row.place, limit):
@@ -85,8 +91,17 @@ def load(
                 kept += 1
             else:
                 overlong += 1
-        sources.append(_source(spec, name, kept, overlong, limit))
+        if only is not None and not kept and not overlong:
+            sources.append(Source(name, 0, 0))  # the list is of other datasets
+        else:
+            sources.append(_source(spec, name, kept, overlong, limit))
+    if only is not None:
+        only.check_complete(len(items) + sum(source.overlong for source in sources), max_samples)
     return items, tuple(sources)
+
+
+def _listed(rows: Iterator[Row], name: str, id_key: str | None, only: RowList) -> Iterator[Row]:
+    return (row for row in rows if columns.row_id(row, name, id_key) in only)
 
 
 def _check_unique(row_id: str, place: str, places: dict[str, str], id_key: str | None) -> None:

@@ -12,7 +12,6 @@ uses the same bits, whatever the source run did meanwhile.
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -24,13 +23,13 @@ from rlhf_core.config.model_spec import is_run_model, parse_run_model
 from rlhf_core.errors import ConfigError, CorruptShardError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from rlhf_core.config import Config
     from rlhf_core.config.model import StorageConfig
     from rlhf_core.config.model_spec import RunModel
     from rlhf_core.config.supervised import Method, SupervisedConfig
-    from rlhf_core.storage import CheckpointStore, FileEntry
+    from rlhf_core.storage import CheckpointStore
 
 EXPORT = "hf"  # folder of a checkpoint with the model in the Hugging Face format
 
@@ -128,6 +127,8 @@ def pin(spec: str, storage: StorageConfig) -> PinnedModel:
     Raises:
         ConfigError: it is malformed; or there is no such run, no such complete checkpoint, or no model in it.
     """
+    from rlhf_core.storage.checkpoints import digest_of  # pyarrow, which importing this package must not load
+
     if not is_run_model(spec):
         return PinnedModel(spec)
     wanted = parse_run_model(spec)
@@ -147,7 +148,7 @@ def pin(spec: str, storage: StorageConfig) -> PinnedModel:
         raise ConfigError(
             f"{spec}: {checkpoints.url(version)} holds no exported model (that run had ckpt.save_hf=false): choose another run"
         )
-    return PinnedModel(spec, PinnedCheckpoint(checkpoints, version, _digest_of(files)))
+    return PinnedModel(spec, PinnedCheckpoint(checkpoints, version, digest_of(files)))
 
 
 def fetch(pinned: PinnedCheckpoint, cache: Path) -> Path:
@@ -208,19 +209,17 @@ def _recalled(body: Mapping[str, Any], storage: StorageConfig) -> PinnedModel:
     return PinnedModel(spec, PinnedCheckpoint(checkpoints, int(body["version"]), str(body["digest"])))
 
 
-def _digest_of(files: Sequence[FileEntry]) -> str:
-    return hashlib.sha256("".join(f"{entry.path} {entry.sha256}\n" for entry in files).encode()).hexdigest()
-
-
 def _download(pinned: PinnedCheckpoint, folder: Path) -> None:
     """Make ``folder``. The lock is held: what other attempts left is nobody's."""
+    from rlhf_core.storage.checkpoints import digest_of
+
     checkpoints = pinned.checkpoints
     if checkpoints.get(pinned.version) is None:
         raise ConfigError(
             f"{pinned.url}, which this run uses, is gone: it was rotated away (ckpt.max_num, ckpt.max_mem) or deleted; start a "
             "new run from another checkpoint"
         )
-    if _digest_of(checkpoints.files(pinned.version, EXPORT)) != pinned.digest:
+    if digest_of(checkpoints.files(pinned.version, EXPORT)) != pinned.digest:
         raise ConfigError(
             f"{pinned.url} holds another model than when this run started: its run was made anew; start a new run from it"
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.data import columns
 from rlhf_core.data.loading import LengthLimit, Source, load
 from rlhf_core.data.order import PromptOrder
+from rlhf_core.data.row_list import read_row_list
 from rlhf_core.data.templates import Messages, render
 from rlhf_core.data.values import Row, check_json
 from rlhf_core.errors import DataError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from rlhf_core.config import Config
     from rlhf_core.config.model import DataConfig
+    from rlhf_core.data.row_list import RowList
     from rlhf_core.data.tokenizer import Tokenizer
 
 
@@ -92,7 +94,13 @@ def training_prompts(config: Config, tokenizer: Tokenizer) -> PromptDataset:
     """The prompts of ``data.prompt_dataset``; their order is ``.order(train.seed, data.prompt_probs)``."""
     data = config.data
     return load_prompts(
-        data.prompt_dataset, data.prompt_split, data, tokenizer, _max_prompt_len(config), data.max_samples
+        data.prompt_dataset,
+        data.prompt_split,
+        data,
+        tokenizer,
+        _max_prompt_len(config),
+        data.max_samples,
+        read_row_list(data.only_rows, config.storage) if data.only_rows is not None else None,
     )
 
 
@@ -111,6 +119,7 @@ def load_prompts(
     tokenizer: Tokenizer,
     max_prompt_len: int,
     max_samples: int | None = None,
+    only: RowList | None = None,
 ) -> PromptDataset:
     """Read, check and render every row.
 
@@ -121,9 +130,11 @@ def load_prompts(
         tokenizer: Of the policy.
         max_prompt_len: Longest prompt that leaves room for an answer, tokens.
         max_samples: Use only the first rows of each dataset.
+        only: Use only these rows.
 
     Raises:
-        DataError: A dataset or a row of it cannot be used, a row id comes twice, or a dataset has no prompt left.
+        DataError: A dataset or a row of it cannot be used, a row id comes twice, a dataset has no prompt left, or one of
+            ``only`` is not there.
     """
 
     def make(row: Row, name: str) -> tuple[PromptRow, int]:
@@ -137,7 +148,7 @@ def load_prompts(
         meaning="data.max_len - rollout.max_new_tokens",
         remedy="raise data.max_len, or lower rollout.max_new_tokens",
     )
-    rows, sources = load(specs, split, limit, make, id_key=data.id_key, max_samples=max_samples)
+    rows, sources = load(specs, split, limit, make, id_key=data.id_key, max_samples=max_samples, only=only)
     return PromptDataset(rows, sources, data, tokenizer)
 
 

@@ -59,6 +59,12 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False, use_fast: bool
     return cast("Tokenizer", loaded)
 
 
+def special_ids(tokenizer: Tokenizer) -> set[int]:
+    """Every token id that stands for no text of its own: those the tokenizer names, and those added as special."""
+    added = (token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return {*tokenizer.all_special_ids, *added}
+
+
 def end_of_sequence_ids(model_path: str, tokenizer: Tokenizer) -> tuple[int, ...]:
     """All token ids that end an answer, ascending: the tokenizer's own and those of ``generation_config.json``.
 

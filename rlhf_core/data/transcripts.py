@@ -24,6 +24,7 @@ import numpy as np
 
 from rlhf_core.data.templates import Chat, as_messages, missing_bos
 from rlhf_core.data.tokenised import tokenise
+from rlhf_core.data.tokenizer import special_ids
 from rlhf_core.errors import DataError
 from rlhf_core.records import ActionRange
 
@@ -162,7 +163,7 @@ def _marked_turns(tokenised: Tokenised, messages: Messages, first: int, chat: Ch
 
 def _turns_by_prefix(tokenised: Tokenised, messages: Messages, first: int, chat: Chat) -> Iterator[tuple[int, int]]:
     """Tokens of each assistant turn from message ``first`` on."""
-    special = _special_ids(chat.tokenizer)
+    special = special_ids(chat.tokenizer)
     for index, message in enumerate(messages):
         if index >= first and message["role"] == "assistant":
             start = len(_opening(tokenised.text, messages, index, chat))
@@ -206,8 +207,3 @@ def _without_tail(tokenised: Tokenised, start: int, end: int, special: set[int])
     if closing is None:
         return end
     return next((index for index in range(closing, end) if ids[index] not in special), end)
-
-
-def _special_ids(tokenizer: Tokenizer) -> set[int]:
-    added = (token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special)
-    return {*tokenizer.all_special_ids, *added}

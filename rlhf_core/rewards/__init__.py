@@ -19,6 +19,7 @@
 from rlhf_core.rewards.combine import Part, WeightedSum
 from rlhf_core.rewards.contract import group_wise
 from rlhf_core.rewards.make import check_functions, check_reward_config, check_servers, make_reward_source
+from rlhf_core.rewards.request import reward_request
 from rlhf_core.rewards.source import RewardSource
 
 __all__ = [
@@ -30,4 +31,5 @@ __all__ = [
     "check_servers",
     "group_wise",
     "make_reward_source",
+    "reward_request",
 ]
