@@ -1,22 +1,33 @@
 """What was made from what, told to a tracker. The log in object storage stays the truth; a tracker is a view of it."""
 
+from rlhf_core.lineage import mlflow_environment  # noqa: F401
 from rlhf_core.lineage.ancestry import ModelOrigin, RunOrigin, ancestry, draw
-from rlhf_core.lineage.environment import code_revision, package_versions
+from rlhf_core.lineage.environment import code_revision, machine, package_versions
 from rlhf_core.lineage.names import metric_name
+from rlhf_core.lineage.registry import Measured, ModelCheckpoint, ModelRegistry, ModelVersion, make_registry
 from rlhf_core.lineage.tracker import BestRecord, CheckpointRecord, DatasetRecord, NoTracker, Tracker, make_tracker
+from rlhf_core.lineage.user_code import changed_code, user_code
 
 __all__ = [
     "BestRecord",
     "CheckpointRecord",
     "DatasetRecord",
+    "Measured",
+    "ModelCheckpoint",
     "ModelOrigin",
+    "ModelRegistry",
+    "ModelVersion",
     "NoTracker",
     "RunOrigin",
     "Tracker",
     "ancestry",
+    "changed_code",
     "code_revision",
     "draw",
+    "machine",
+    "make_registry",
     "make_tracker",
     "metric_name",
     "package_versions",
+    "user_code",
 ]

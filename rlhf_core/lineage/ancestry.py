@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rlhf_core.storage import RunStore
 
+TRAJECTORIES = "trajectories"  # the role of the run that a replay trains on
 GONE = "there is no such run any more"
 MADE_ANEW = "its run was made anew since"
 CIRCLE = "its records lead back to this run"
@@ -43,12 +44,12 @@ class RunOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ModelOrigin:
-    """A model that a run used."""
+    """A model that a run used; or the run whose trajectories it trained on."""
 
-    roles: tuple[str, ...]  # in that run: policy, reference, critic, reward
+    roles: tuple[str, ...]  # in that run: policy, reference, critic, reward; trajectories
     spec: str  # as its configuration names it
-    url: str | None = None  # of the checkpoint; None: of no run, so a base model
-    version: int | None = None
+    url: str | None = None  # of the checkpoint; None: of no run, so a base model. Of trajectories: of the run
+    version: int | None = None  # None of a base model, and of trajectories
     digest: str | None = None  # of its files
     run: RunOrigin | None = None  # that made it
     problem: str | None = None  # why there is none, although a run made it
@@ -76,6 +77,10 @@ class _Walk:
         if store.url not in self._known:
             data, used_at, path = body["config"]["data"], body["created_at"], (*below, store.url)
             models = [self._model(roles, model, store, used_at, path) for roles, model in _by_model(body["models"])]
+            if body.get("replay"):
+                models.append(self._source(body["replay"], store, used_at, path))
+            exports: Mapping[str, Any] = body.get("exports", {})
+            models += [self._exported(dataset, made, store, path) for dataset, made in exports.items()]
             self._known[store.url] = RunOrigin(
                 run_id=store.run_id,
                 url=store.url,
@@ -91,7 +96,28 @@ class _Walk:
     ) -> ModelOrigin:
         if "version" not in model:
             return ModelOrigin(roles, model["spec"])
-        maker = _maker(model["spec"], user)
+        run, problem = self._run(_maker(model["spec"], user), used_at, below)
+        return ModelOrigin(roles, model["spec"], model["url"], model["version"], model["digest"], run, problem)
+
+    def _source(self, replay: Mapping[str, Any], user: RunStore, used_at: str, below: Sequence[str]) -> ModelOrigin:
+        """Where a replay has its trajectories from."""
+        first, last = replay["iterations"]
+        root, _, run_id = replay["source_url"].rpartition("/")
+        run, problem = self._run(user.neighbour(run_id, root), used_at, below)
+        spec = f"iterations {first}..{last} of {run_id}"
+        return ModelOrigin((TRAJECTORIES,), spec, replay["source_url"], run=run, problem=problem)
+
+    def _exported(self, dataset: str, made: Mapping[str, Any], user: RunStore, below: Sequence[str]) -> ModelOrigin:
+        """Where a dataset of ``rlhf export`` has its examples from."""
+        first, last = made["iterations"]
+        root, _, run_id = made["source_url"].rpartition("/")
+        run, problem = self._run(user.neighbour(run_id, root), made["created_at"], below)
+        altered = ", altered since" if made["altered"] else ""
+        spec = f"{dataset}{altered}, from iterations {first}..{last} of {run_id}"
+        return ModelOrigin((TRAJECTORIES,), spec, made["source_url"], run=run, problem=problem)
+
+    def _run(self, maker: RunStore, used_at: str, below: Sequence[str]) -> tuple[RunOrigin | None, str | None]:
+        """A run that another used; or why there is none."""
         body = maker.read_run()
         run = problem = None
         if body is None:
@@ -102,7 +128,7 @@ class _Walk:
             problem = CIRCLE
         else:
             run = self.origin(maker, body, below)
-        return ModelOrigin(roles, model["spec"], model["url"], model["version"], model["digest"], run, problem)
+        return run, problem
 
 
 def _maker(spec: str, user: RunStore) -> RunStore:
@@ -126,8 +152,11 @@ def _by_model(models: Mapping[str, Mapping[str, Any]]) -> list[tuple[tuple[str, 
 
 
 def _headline(origin: RunOrigin) -> str:
-    trained = f"{TRAINING.get(origin.kind, origin.kind)} on {', '.join(origin.datasets)}"
-    return f"{origin.run_id}: {trained} (fingerprint {origin.fingerprint[:DIGITS]})"
+    return f"{origin.run_id}: {_trained(origin)} (fingerprint {origin.fingerprint[:DIGITS]})"
+
+
+def _trained(origin: RunOrigin | None) -> str:
+    return "" if origin is None else f"{TRAINING.get(origin.kind, origin.kind)} on {', '.join(origin.datasets)}"
 
 
 def _branches(origin: RunOrigin, shown: set[str]) -> Iterator[str]:
@@ -142,6 +171,9 @@ def _branches(origin: RunOrigin, shown: set[str]) -> Iterator[str]:
 def _model_line(model: ModelOrigin, shown: set[str]) -> str:
     if model.url is None:
         return model.spec
+    if model.version is None:
+        seen = model.run is not None and model.run.url in shown
+        return f"{model.spec}{', see above' if seen else f' ({model.problem or _trained(model.run)})'}"
     if model.run is None:
         return f"version {model.version} of {model.spec} ({model.url}): {model.problem}"
     if model.run.url in shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 from importlib import metadata
@@ -33,6 +34,11 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
+def machine() -> dict[str, str | int]:
+    """``processor``, ``architecture`` and ``cores`` of this machine: sums of floats may depend on them."""
+    return {"processor": _processor(), "architecture": platform.machine(), "cores": os.cpu_count() or 0}
+
+
 def code_revision(folder: Path | None = None) -> dict[str, str | bool]:
     """``revision`` and ``dirty`` of the checkout this package runs from; empty outside a checkout."""
     place = folder or Path(__file__).resolve().parent
@@ -40,6 +46,14 @@ def code_revision(folder: Path | None = None) -> dict[str, str | bool]:
     if revision is None:
         return {}
     return {"revision": revision, "dirty": bool(_git(place, "status", "--porcelain", "--untracked-files=no"))}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

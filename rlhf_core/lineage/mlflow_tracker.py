@@ -8,16 +8,8 @@ checkpoint has the tag ``best``, and the run says which it is.
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
-# Before mlflow is imported: a server that is away must not hold a run up for minutes.
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("MLFLOW_ENABLE_ASYNC_LOGGING", "false")
-
-from mlflow import MlflowClient
 from mlflow.data.http_dataset_source import HTTPDatasetSource
 from mlflow.data.meta_dataset import MetaDataset
 from mlflow.entities import (
@@ -29,14 +21,15 @@ from mlflow.entities import (
     Metric,
     Param,
     RunStatus,
+    RunTag,
 )
-from mlflow.exceptions import MlflowException
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.lineage.mlflow_client import MlflowClient, MlflowException, TrackerError, away, is_server
+from rlhf_core.lineage.mlflow_registry import DELETED, MlflowRegistry
 from rlhf_core.lineage.names import metric_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from rlhf_core.lineage.tracker import BestRecord, CheckpointRecord, DatasetRecord
 
@@ -49,14 +42,11 @@ MAX_PARAMS = 100  # parameters of one request
 MAX_TAG = 8000  # characters MLflow keeps of a tag
 
 
-class TrackerError(RlhfError, ConnectionError):
-    """The tracking server did not take what it was told."""
-
-
 class MlflowTracker:
     """See ``Tracker``."""
 
-    def __init__(self, uri: str, experiment: str) -> None:
+    def __init__(self, uri: str, experiment: str, model: str | None = None) -> None:
+        self._registry = None if model is None else MlflowRegistry(uri, model)
         self._uri = uri
         self._experiment = experiment
         self._client = MlflowClient(tracking_uri=uri)
@@ -72,6 +62,8 @@ class MlflowTracker:
             if found:
                 self._run_id = found[0].info.run_id
                 self._client.update_run(self._run_id, status=RunStatus.to_string(RunStatus.RUNNING))
+                # As they are now: the run may have gone on with other processes since.
+                self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tags.items()])
             else:
                 labels = {**tags, RUN_TAG: run_id}
                 self._run_id = self._client.create_run(self._experiment_id, run_name=run_id, tags=labels).info.run_id
@@ -108,24 +100,27 @@ class MlflowTracker:
             raise self._away(f"evaluation of version {version}", error) from error
 
     def log_checkpoint(self, record: CheckpointRecord) -> None:
-        """A logged model that names where it lies, its parent and the shards it came from."""
+        """A logged model that names where it lies, its parent and its shards; a version of the registered model."""
         try:
             known = self._models(f"name = '{record.name}'")
-            if known and known[0].status is LoggedModelStatus.READY:
-                return
             model = known[0] if known else self._create_model(record)
-            for name, value in record.metrics.items():
-                self._client.log_metric(
-                    self._run,
-                    metric_name(name),
-                    value,
-                    timestamp=_milliseconds(record.ended_at),
-                    step=record.version,
-                    model_id=model.model_id,
-                )
-            self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+            if model.status is not LoggedModelStatus.READY:
+                self._complete(model, record)
         except MlflowException as error:
             raise self._away(f"checkpoint {record.version}", error) from error
+        if self._registry is not None and record.exported is not None:
+            self._registry.register(record.exported, self._run, model.model_id)
+
+    def log_deleted(self, run_url: str, kept: Collection[int]) -> None:
+        """A tag on the models whose files are gone."""
+        try:
+            for model in self._models():
+                if int(model.params["policy_version"]) not in kept and DELETED not in model.tags:
+                    self._client.set_logged_model_tags(model.model_id, {DELETED: "true"})
+        except MlflowException as error:
+            raise self._away("deleted checkpoints", error) from error
+        if self._registry is not None:
+            self._registry.mark_deleted(run_url, kept)
 
     def log_best(self, record: BestRecord) -> None:
         """The tag ``best`` on its model alone; version, metric and value as tags of the run."""
@@ -154,7 +149,7 @@ class MlflowTracker:
     @property
     def url(self) -> str | None:
         """The run's page, where the tracking store is a server."""
-        if not self._uri.startswith("http") or self._run_id is None:
+        if not is_server(self._uri) or self._run_id is None:
             return None
         return f"{self._uri}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
 
@@ -164,12 +159,15 @@ class MlflowTracker:
             raise TrackerError("the MLflow run is not started: call start() first")
         return self._run_id
 
-    def _models(self, condition: str) -> Sequence[LoggedModel]:
-        """The models of this run that fulfil a condition."""
-        found: Sequence[LoggedModel] = self._client.search_logged_models(
-            [self._experiment_id], f"{condition} AND source_run_id = '{self._run}'"
-        )
-        return found
+    def _models(self, *conditions: str) -> list[LoggedModel]:
+        """The models of this run that fulfil the conditions."""
+        query, models, token = " AND ".join([*conditions, f"source_run_id = '{self._run}'"]), [], None
+        while True:
+            found = self._client.search_logged_models([self._experiment_id], query, page_token=token)
+            models.extend(found)
+            token = found.token
+            if not token:
+                return models
 
     def _experiment_for(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -210,6 +208,18 @@ class MlflowTracker:
         self._client.log_outputs(self._run, [LoggedModelOutput(model.model_id, record.version)])
         return model
 
+    def _complete(self, model: LoggedModel, record: CheckpointRecord) -> None:
+        for name, value in record.metrics.items():
+            self._client.log_metric(
+                self._run,
+                metric_name(name),
+                value,
+                timestamp=_milliseconds(record.ended_at),
+                step=record.version,
+                model_id=model.model_id,
+            )
+        self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+
     def _log_metrics(self, metrics: Mapping[str, float], step: int, ended_at: float) -> None:
         # The time of the event, not of the telling: MLflow keeps a value that it is told twice, at one time, once.
         at = _milliseconds(ended_at)
@@ -218,7 +228,7 @@ class MlflowTracker:
         )
 
     def _away(self, what: str, error: Exception) -> TrackerError:
-        return TrackerError(f"MLflow at {self._uri} did not take {what}: {error}")
+        return away(self._uri, what, error)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

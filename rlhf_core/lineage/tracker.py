@@ -9,7 +9,9 @@ from urllib.parse import urlsplit
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from rlhf_core.lineage.registry import ModelCheckpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,7 @@ class CheckpointRecord:
     manifests: Sequence[str]  # URIs of the trajectory manifests it was trained on
     metrics: Mapping[str, float]  # of its evaluation, where there is one
     ended_at: float  # of the evaluation, or of the checkpoint without one; unix seconds
+    exported: ModelCheckpoint | None = None  # for the registry; None without an exported model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ class Tracker(Protocol):
 
     def log_checkpoint(self, record: CheckpointRecord) -> None:
         """Tell a checkpoint."""
+        ...
+
+    def log_deleted(self, run_url: str, kept: Collection[int]) -> None:
+        """Tell that of the run's checkpoints only those of the policy versions ``kept`` are still there."""
         ...
 
     def log_best(self, record: BestRecord) -> None:
@@ -109,6 +116,9 @@ class NoTracker:
     def log_checkpoint(self, record: CheckpointRecord) -> None:
         """Nothing."""
 
+    def log_deleted(self, run_url: str, kept: Collection[int]) -> None:
+        """Nothing."""
+
     def log_best(self, record: BestRecord) -> None:
         """Nothing."""
 
@@ -116,19 +126,29 @@ class NoTracker:
         """Nothing."""
 
 
-def make_tracker(uri: str | None, experiment: str) -> Tracker:
+def make_tracker(uri: str | None, experiment: str, model: str | None = None) -> Tracker:
     """MLflow at ``uri``, or nothing.
+
+    Args:
+        uri: of the tracking server.
+        experiment: its name there.
+        model: the registered model whose versions the checkpoints become; None: they become none.
 
     Raises:
         ConfigError: the URI holds a credential: it would stand in logs, errors and links.
     """
     if uri is None:
         return NoTracker()
+    check_tracking_uri(uri)
+    from rlhf_core.lineage.mlflow_tracker import MlflowTracker  # imports mlflow, which takes seconds
+
+    return MlflowTracker(uri, experiment, model)
+
+
+def check_tracking_uri(uri: str) -> None:
+    """Refuse one with a credential in it; ``ConfigError`` says what to do instead."""
     if "@" in urlsplit(uri).netloc:
         raise ConfigError(
             "the MLflow URI holds a user or a password: remove them, and set MLFLOW_TRACKING_USERNAME and "
             "MLFLOW_TRACKING_PASSWORD instead"
         )
-    from rlhf_core.lineage.mlflow_tracker import MlflowTracker  # imports mlflow, which takes seconds
-
-    return MlflowTracker(uri, experiment)

@@ -126,5 +126,5 @@ def test_the_lineage_of_a_run(place):
 
     shown, structured = rlhf("lineage", f"{place}/first"), rlhf("lineage", "first", "--root", str(place), "--json")
 
-    assert shown.stdout.splitlines() == ["first: SFT on rows (fingerprint f)", "└─ policy: builtin:tiny"]
+    assert shown.stdout.splitlines()[:2] == ["first: SFT on rows (fingerprint f)", "└─ policy: builtin:tiny"]
     assert json.loads(structured.stdout)["models"][0]["spec"] == "builtin:tiny"

@@ -1,5 +1,6 @@
 """What is recorded of the local stack, and what is believed of it."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -209,6 +210,31 @@ def test_a_taken_port_is_an_error_with_the_remedy(home, tmp_path):
 
         with pytest.raises(StackError, match=rf"port {port} is taken by another program: .*RLHF_MLFLOW_PORT"):
             Stack(home, tmp_path, Ports(mlflow=port))._start_server("mlflow")
+
+
+LISTENER = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_a_killed_part_left_on_its_port_is_ended_and_nothing_else(home, tmp_path, monkeypatch, ours):
+    mark = {"RLHF_HOME": str(home if ours else tmp_path)}
+    command = [sys.executable, "-c", LISTENER]
+    left = subprocess.Popen(command, env={**os.environ, **mark}, stdout=subprocess.PIPE, text=True)
+    stack = Stack(home, tmp_path, Ports(mlflow=int(left.stdout.readline())))
+    started = []
+    monkeypatch.setattr(Stack, "_spawn", lambda self, name, command: started.append(name))
+
+    with contextlib.nullcontext() if ours else pytest.raises(StackError, match="taken by another program"):
+        stack._start_server("mlflow")
+
+    assert (started, left.poll() is None) == ((["mlflow"], False) if ours else ([], True))
+    left.kill()
+    left.wait()
 
 
 def test_a_command_that_fails_is_an_error_with_its_output(home, tmp_path):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from rlhf_cli.views import curve, printable, samples_table, show_trajectories
+from rlhf_cli.views import curve, printable, samples_table, show_table, show_trajectories
 from rlhf_core.records import ActionRange, SamplingParams, Stage, StageManifest, StopReason, Trajectory, VersionSpan
-from rlhf_core.storage import RunStore
+from rlhf_core.storage import RunStore, query_trajectories, trajectories
 
 
 def console():
@@ -135,7 +135,7 @@ def store(tmp_path):
 def test_samples_are_printed_one_line_each(store):
     out = console()
 
-    show_trajectories(out, store, None, None, 20, as_json=False)
+    show_trajectories(out, trajectories(store), as_json=False)
 
     lines = shown(out).splitlines()
     assert [line for line in lines if line.startswith("  ")] == ["  > 1 + 1⏎=", "  < [/b] 2", "  > 1 + 1⏎=", "  < ·[2J"]
@@ -147,7 +147,7 @@ def test_samples_as_json(store):
 
     out = console()
 
-    show_trajectories(out, store, 0, "sample_index = 1", 20, as_json=True)
+    show_trajectories(out, trajectories(store, where="sample_index = 1"), as_json=True)
 
     [row] = json.loads(shown(out))
     assert (row["sample_index"], row["answer"]) == (1, "\x1b[2J")
@@ -156,6 +156,23 @@ def test_samples_as_json(store):
 def test_nothing_matches(store):
     out = console()
 
-    show_trajectories(out, store, None, "sample_index = 9", 20, as_json=False)
+    show_trajectories(out, trajectories(store, limit=0), as_json=False)
 
     assert shown(out) == "no trajectory matches\n"
+
+
+def test_any_table_is_printed_with_its_columns(store):
+    out = console()
+
+    show_table(
+        out,
+        query_trajectories(
+            store, "select stop_reason, count(*) as n, null as none, '[b]' as b from trajectories group by all"
+        ),
+        as_json=False,
+    )
+
+    assert [line.split() for line in shown(out).splitlines() if "eos" in line or "stop" in line] == [
+        ["stop_reason", "n", "none", "b"],
+        ["eos", "2", "[b]"],
+    ]

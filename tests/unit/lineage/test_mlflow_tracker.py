@@ -9,7 +9,14 @@ from mlflow import MlflowClient
 
 from rlhf_core.config import parse_config
 from rlhf_core.errors import ConfigError
-from rlhf_core.lineage import BestRecord, CheckpointRecord, DatasetRecord, NoTracker, make_tracker
+from rlhf_core.lineage import (
+    BestRecord,
+    CheckpointRecord,
+    DatasetRecord,
+    ModelCheckpoint,
+    NoTracker,
+    make_tracker,
+)
 from rlhf_core.lineage.mlflow_tracker import MlflowTracker, TrackerError, flatten
 
 CONFIG = parse_config(
@@ -92,9 +99,10 @@ def test_the_configuration_is_kept_whole(place, client, tracker):
 def test_starting_again_finds_the_run(place, client, tracker):
     again = MlflowTracker(place[1], "tests")
 
-    again.start("run", CONFIG, {})
+    again.start("run", CONFIG, {"rlhf.worlds": "from version 3: ds.zero_stage=3"})
 
     assert again._run_id == tracker._run_id
+    assert client.get_run(again._run_id).data.tags["rlhf.worlds"] == "from version 3: ds.zero_stage=3"
     assert len(client.search_runs([tracker._experiment_id])) == 1
 
 
@@ -262,6 +270,30 @@ def test_a_server_that_is_away_is_an_error_soon():
 
     assert time.monotonic() - start < 20
     assert tracker.url is None
+
+
+def test_a_checkpoint_is_a_version_of_the_registered_model(place, client):
+    """Told twice; and what is deleted later says so, as a model and as a version."""
+    tracker = make_tracker(place[1], "tests", "registered")
+    tracker.start("registered-run", CONFIG, {})
+    made = ModelCheckpoint("registered-run", "s3://bucket/runs/r", 1, "s3://bucket/runs/r/v1", "d1")
+    for _ in range(2):
+        tracker.log_checkpoint(checkpoint(1, name="registered-v1", exported=made))
+    tracker.log_checkpoint(checkpoint(2, name="registered-v2"))
+
+    tracker.log_deleted("s3://bucket/runs/r", [2])
+
+    [version] = client.search_model_versions("name='registered'")
+    assert (version.run_id, version.tags["rlhf.weight_digest"], version.tags["rlhf.deleted"]) == (
+        tracker._run_id,
+        "d1",
+        "true",
+    )
+    found = client.search_logged_models([tracker._experiment_id], f"source_run_id = '{tracker._run_id}'")
+    assert {model.name: model.tags.get("rlhf.deleted") for model in found} == {
+        "registered-v1": "true",
+        "registered-v2": None,
+    }
 
 
 @pytest.mark.parametrize("uri", ["http://me:hush@127.0.0.1:9", "https://hush@host"])
