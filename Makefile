@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY = PASSIVE
 export TOKENIZERS_PARALLELISM = false
 export DO_NOT_TRACK = 1
 
-.PHONY: help setup quickstart demo-rlhf up down test check format docs clean
+.PHONY: help setup quickstart demo-rlhf up down test test-faults check format docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -37,7 +37,10 @@ down: $(STAMP) ## stop it
 	$(BIN)/rlhf down
 
 test: $(STAMP) ## all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+
+test-faults: $(STAMP) ## SIGKILL of every process in every stage, with a table of what it cost; retraining by its schedule
+	$(BIN)/python -m pytest tests/faults tests/stack -m matrix
 
 check: $(STAMP) ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

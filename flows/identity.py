@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun
+    from prefect.client.schemas.responses import DeploymentResponse
 
 
 async def run_child(child: Flow[..., Any], deployment: str, key: str, name: str, parameters: dict[str, Any]) -> None:
@@ -51,32 +52,37 @@ async def run_child(child: Flow[..., Any], deployment: str, key: str, name: str,
         Exception: whatever the child raised.
     """
     async with get_client() as client:
-        deployment_id = await _deployment_id(client, f"{child.name}/{deployment}")
-        if deployment_id is None:
+        known = await _deployment(client, f"{child.name}/{deployment}")
+        if known is None:
             await cast("Awaitable[None]", _keyed(child, key, name)(**parameters))
             return
-        flow_run = await _deployed_run(client, child, deployment_id, key, name, parameters)
+        flow_run = await _deployed_run(client, child, known, key, name, parameters)
     await cast("Awaitable[None]", run_flow(child, flow_run=flow_run, parameters=parameters))
 
 
-async def _deployment_id(client: PrefectClient, name: str) -> UUID | None:
+async def _deployment(client: PrefectClient, name: str) -> DeploymentResponse | None:
     try:
-        return (await client.read_deployment_by_name(name)).id
+        return await client.read_deployment_by_name(name)
     except ObjectNotFound:
         return None
 
 
 async def _deployed_run(
-    client: PrefectClient, child: Flow[..., Any], deployment_id: UUID, key: str, name: str, parameters: dict[str, Any]
+    client: PrefectClient,
+    child: Flow[..., Any],
+    deployment: DeploymentResponse,
+    key: str,
+    name: str,
+    parameters: dict[str, Any],
 ) -> FlowRun:
     """The flow run of ``key``: made now, or found in whatever state an earlier attempt left it."""
     flow_run = await client.create_flow_run_from_deployment(
-        deployment_id,
+        deployment.id,
         parameters=parameters,
         state=Pending(),
         name=name,
         idempotency_key=key,
-        work_queue_name=CHILDREN,
+        work_queue_name=CHILDREN if deployment.work_pool_name else None,  # `flow.serve()` has no pool, and no queues
         parent_task_run_id=await _tracking_task(client, child, key),
     )
     if flow_run.state is not None and flow_run.state.type is not StateType.PENDING:

@@ -53,7 +53,7 @@ async def _iterations(run: OpenSupervisedRun) -> None:
         await train_steps(run.run_id, iteration)
         if evaluation_due(run, version):
             await evaluate_examples(run.run_id, version)
-        if checkpoint_due(run, version):
+        if await asyncio.to_thread(checkpoint_due, run, version):
             await checkpoint_model(run.run_id, version)
         await track(run.run_id)
     await progress.show(run.plan.iterations)

@@ -24,13 +24,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of a table.")
 
 def run_store(run: str, root: str | None) -> Any:
     """The log of a run named by id or URL."""
-    from rlhf_core.config.model import StorageConfig
-    from rlhf_core.errors import ConfigError
-    from rlhf_core.storage import RunStore
+    from rlhf_core.storage.find_run import find_run
 
-    if "/" in run:
-        root, _, run = run.rstrip("/").rpartition("/")
-    store = RunStore(run, root or StorageConfig().root)
-    if store.read_run() is None:
-        raise ConfigError(f"no run at {store.url}: check the run id, or name its storage.root with --root")
-    return store
+    return find_run(run, root)

@@ -1,8 +1,8 @@
-"""What a file configures: a run by rewards, a supervised run, or a chain of both."""
+"""What a file configures: a run by rewards, a supervised run, a chain of both, or a retraining."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import (
     Config,
@@ -10,8 +10,10 @@ from rlhf_core.config import (
     kind_of,
     load_chain_config,
     load_config,
+    load_retrain_config,
     load_supervised_config,
     plan_chain,
+    plan_turn,
     read_yaml,
 )
 
@@ -27,12 +29,23 @@ def load_for(flow: FlowName, config: str, overrides: Sequence[str]) -> Config | 
 
 
 def loaded(config: str, overrides: Sequence[str]) -> Iterator[tuple[str, Config | SupervisedConfig]]:
-    """What a file configures, told by its sections: one run, under no name, or the runs of a chain, by their stages."""
+    """What a file configures, told by its sections: one run (of a retraining: what a turn trains), under no name, or the runs
+    of a chain, by their stages."""
     kind = kind_of(read_yaml(config))
     if kind == "chain":
         yield from ((run.name, run.config) for run in plan_chain(load_chain_config(config, overrides), "CHAIN"))
+    elif kind == "retrain":
+        yield "", plan_turn(load_retrain_config(config, overrides))
     else:
         yield "", load_for("train" if kind == "rewards" else "sft", config, overrides)
+
+
+def tree_of(config: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """The whole of a file, defaults included: sections; of a chain by stage; of a retraining with ``config`` in full."""
+    trees = {name: checked.model_dump(mode="json") for name, checked in loaded(config, overrides)}
+    if kind_of(read_yaml(config)) == "retrain":
+        return {**load_retrain_config(config, overrides).model_dump(mode="json"), "config": trees[""], "overrides": []}
+    return trees.get("", trees)
 
 
 def asked_for(config: Config | SupervisedConfig, resources: Mapping[str, float]) -> tuple[str, list[str]]:

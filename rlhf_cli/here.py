@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from rlhf_cli.stack import Stack, use_stack
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from rlhf_core.config.chain import FlowName
 
@@ -24,15 +24,31 @@ def run_here(flow: FlowName | Literal["chain"], *parameters: Any) -> dict[str, A
         flow: its name.
         parameters: of the flow, in their order.
     """
+
+    def find() -> Any:
+        from flows.chain import FLOWS, chain
+
+        return chain if flow == "chain" else FLOWS[flow]
+
+    return run_flow_here(find, *parameters)
+
+
+def run_flow_here(find: Callable[[], Any], *parameters: Any, **named: Any) -> dict[str, Any]:
+    """The same for any flow.
+
+    Args:
+        find: imports it; called once Prefect may read its settings.
+        parameters: of the flow, in their order.
+        named: of the flow, by name.
+    """
     stack = Stack.here()
     served = use_stack(stack) or "PREFECT_API_URL" in os.environ
     with nullcontext() if served else stack.temporary_server():
-        from flows.chain import FLOWS, chain  # Prefect reads its settings as it is imported
+        function = find()
         from rlhf_core.cluster.connect import disconnect
 
-        function = chain if flow == "chain" else FLOWS[flow]
         try:
-            return asyncio.run(cast("Coroutine[Any, Any, dict[str, Any]]", function(*parameters)))
+            return asyncio.run(cast("Coroutine[Any, Any, dict[str, Any]]", function(*parameters, **named)))
         finally:
             disconnect()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 FLOWS = ["rlhf", "rlhf-iteration"]
-UNDER_WAY = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
+UNDER_WAY = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING, StateType.PAUSED]
 
 
 async def mark_interrupted(say: Callable[[str], None]) -> None:

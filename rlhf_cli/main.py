@@ -18,19 +18,29 @@ from rlhf_cli.arguments import (
     Overrides,
     Resume,
     Root,
-    Run,
     RunId,
     err,
     out,
-    run_store,
 )
+from rlhf_cli.export import export
+from rlhf_cli.garbage import gc
+from rlhf_cli.lineage import app as lineage_app
+from rlhf_cli.replay import replay
+from rlhf_cli.retrain import retrain
 from rlhf_cli.stack import Stack, use_stack
+from rlhf_cli.trajectories import trajectories
 from rlhf_core.config.chain import FlowName  # noqa: TC001  typer reads the annotations
 from rlhf_core.errors import RlhfError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")
 config_app = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
 app.add_typer(config_app, name="config")
+app.add_typer(lineage_app, name="lineage")
+app.command()(gc)
+app.command()(export)
+app.command()(replay)
+app.command(context_settings=OPENRLHF_FLAGS)(retrain)
+app.command()(trajectories)
 
 
 @app.command()
@@ -135,37 +145,6 @@ def launch(
 
 
 @app.command()
-def trajectories(
-    run: Run,
-    iteration: Annotated[int | None, typer.Option(help="Only this one.")] = None,
-    where: Annotated[str | None, typer.Option(help="Such as \"reward < 0 and stop_reason = 'length'\".")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many rows.")] = 20,
-    as_json: AsJson = False,
-    root: Root = None,
-) -> None:
-    """Readable samples of a run: prompt, answer, reward, log-prob summary, stop reason."""
-    from rlhf_cli.views import show_trajectories
-
-    show_trajectories(out, run_store(run, root), iteration, where, limit, as_json)
-
-
-@app.command()
-def lineage(run: Run, as_json: AsJson = False, root: Root = None) -> None:
-    """Where a run comes from: the runs that made its models, what those were trained on, and so on."""
-    from dataclasses import asdict
-
-    from rlhf_core.lineage import ancestry, draw
-
-    origin = ancestry(run_store(run, root))
-    assert origin is not None, "run_store looks whether there is one"
-    if as_json:
-        out.print_json(json.dumps(asdict(origin)))
-        return
-    for line in draw(origin):
-        out.print(line, markup=False, soft_wrap=True)
-
-
-@app.command()
 def doctor(as_json: AsJson = False) -> None:
     """What is installed, which accelerators there are, what is missing, which servers answer."""
     from rlhf_cli.doctor import examine, show
@@ -211,13 +190,12 @@ def serve_reward(
 
 @config_app.command("show", context_settings=OPENRLHF_FLAGS)
 def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
-    """The whole configuration, defaults included. Of a chain: of each stage, by its name."""
+    """The whole configuration, defaults included. Of a chain: of each stage, by its name. Of a retraining: with its turn's."""
     import yaml
 
-    from rlhf_cli.configurations import loaded
+    from rlhf_cli.configurations import tree_of
 
-    trees = {name: checked.model_dump(mode="json") for name, checked in loaded(config, overrides or [])}
-    tree = trees.get("", trees)
+    tree = tree_of(config, overrides or [])
     out.print(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), markup=False, soft_wrap=True, end="")
 
 

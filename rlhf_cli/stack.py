@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from rlhf_cli.leftovers import listening
 from rlhf_core.errors import RlhfError
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 POOL = "rlhf"
 HOST = "127.0.0.1"
-PREFECT_FILE = Path("deployments/prefect.yaml")
 START_SECONDS = 180.0
 STOP_SECONDS = 10.0
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
@@ -123,6 +123,7 @@ class Stack:
             # A crashed server must not keep concurrency slots taken.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
+            "PREFECT_CLIENT_MAX_RETRIES": "7",  # after 2, 4 … 128 s: a run outlives four minutes without the server
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds: deployments/automations.yaml waits for three
             "PREFECT_LOGGING_EXTRA_LOGGERS": "rlhf",  # our own warnings belong to the flow run's log
             # On SQLite two writers give "database is locked", which costs the client seconds: write in batches.
@@ -153,10 +154,7 @@ class Stack:
         if not self.is_alive("worker"):
             self._spawn("worker", [*_python("prefect"), "worker", "start", "--pool", POOL, "--type", "process"])
             say("started worker")
-        self._run(
-            "deployments", [*_python("prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", str(PREFECT_FILE)]
-        )
-        self._run("automations", _python("rlhf_cli.automations"))
+        self._run("deployments", _python("rlhf_cli.deployments"))
         say(f"Prefect  {self.prefect_url}")
         say(f"MLflow   {self.mlflow_url}")
         say(f"Ray      {HOST}:{self.ports.ray}")
@@ -232,6 +230,9 @@ class Stack:
         if self.is_alive(name):
             return False
         port = getattr(self.ports, name)
+        if _is_open(port):
+            for left in listening(port, self.home):
+                _end(left.pid)
         if _is_open(port):
             raise StackError(
                 f"port {port} is taken by another program: stop it, or set RLHF_{name.upper()}_PORT to a free port"

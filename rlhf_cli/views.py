@@ -10,24 +10,18 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_core.storage import trajectories
-
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from rlhf_core.storage import RunStore
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_POINTS = 60  # columns of a plot that fit a terminal of 80 beside its labels
 
 
-def show_trajectories(
-    out: Console, store: RunStore, iteration: int | None, where: str | None, limit: int, as_json: bool
-) -> None:
-    """Print samples of a run."""
-    rows: list[dict[str, Any]] = trajectories(store, iteration, where, limit).to_pylist(maps_as_pydicts="strict")
+def show_trajectories(out: Console, table: Any, as_json: bool) -> None:
+    """Print samples: an Arrow table with some of the columns of trajectories, a row each."""
+    rows = _rows(table)
     if as_json:
-        out.print_json(json.dumps(rows, default=str, ensure_ascii=False))
+        _print_json(out, rows)
         return
     if not rows:
         out.print("no trajectory matches")
@@ -35,8 +29,33 @@ def show_trajectories(
     for row in rows:
         head = "  ".join(f"{name}={_short(value)}" for name, value in row.items() if name not in ("prompt", "answer"))
         out.print(printable(head), style="dim", markup=False, soft_wrap=True)
-        out.print(f"  > {printable(row['prompt'])}", markup=False, soft_wrap=True)
-        out.print(f"  < {printable(row['answer'])}", markup=False, soft_wrap=True)
+        for sign, name in ((">", "prompt"), ("<", "answer")):
+            if name in row:
+                out.print(f"  {sign} {printable(row[name])}", markup=False, soft_wrap=True)
+
+
+def show_table(out: Console, table: Any, as_json: bool) -> None:
+    """Print an Arrow table of any columns."""
+    rows = _rows(table)
+    if as_json:
+        _print_json(out, rows)
+        return
+    shown = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in table.column_names:
+        number = any(isinstance(row[name], int | float) for row in rows)
+        shown.add_column(Text(printable(name)), justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text("" if value is None else printable(_short(value))) for value in row.values()))
+    out.print(shown)
+
+
+def _rows(table: Any) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="strict")
+    return rows
+
+
+def _print_json(out: Console, rows: list[dict[str, Any]]) -> None:
+    out.print_json(json.dumps(rows, default=str, ensure_ascii=False))
 
 
 def show_chain(out: Console, result: dict[str, Any]) -> None:

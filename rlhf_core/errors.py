@@ -55,6 +55,10 @@ class WorkerError(RlhfError, RuntimeError):
     """A worker process died or holds the wrong policy version."""
 
 
+class ClusterLostError(RlhfError, ConnectionError):
+    """The Ray cluster that this process had joined is gone, or another one took its address: another process must go on."""
+
+
 class DeadlineError(RlhfError, TimeoutError):
     """A wait reached its limit. The message names what was waited for."""
 

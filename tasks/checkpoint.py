@@ -86,6 +86,7 @@ async def _save(
         "best": None if best is None else asdict(best),
         "world_size": world_size,
         "zero_stage": run.config.ds.zero_stage,
+        "universal": run.config.ds.use_universal_ckpt,
         **watch.stamp(),
     }
     run.session.check_lease()

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from rlhf_core.records import Part
     from tasks.run import AnyRun
 
-    Measured: TypeAlias = tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]]]
+    # shards, metrics, readable rows, the outcome of each held-out prompt
+    Measured: TypeAlias = tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]
 
 
 @task(name="evaluate", task_run_name="evaluate {version}", **TASK_OPTIONS)
@@ -40,7 +41,7 @@ async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], A
     Args:
         run: of whatever kind.
         version: of its model.
-        measure: gives shards, metrics and readable rows.
+        measure: gives what is recorded.
 
     Raises:
         ConfigError: it is the first, and has no ``ckpt.best_metric_key``; nothing is recorded then.
@@ -49,7 +50,7 @@ async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], A
     if recorded is not None:
         return recorded
     watch = Stopwatch()
-    parts, metrics, samples = await run.session.heal(version, measure)
+    parts, metrics, samples, outcomes = await run.session.heal(version, measure)
     if version == 0:
         require_best_metric(run, metrics)
     body = {
@@ -57,6 +58,7 @@ async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], A
         "parts": [asdict(part) for part in parts],
         "metrics": metrics,
         "samples": samples,
+        "outcomes": outcomes,
         **watch.stamp(),
     }
     run.session.check_lease()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.filling import Filling
 from rlhf_core.cluster.measures import reward_metrics
 from rlhf_core.records import KeptGroup, Part, PromptCursor, Round, Stage
 from rlhf_core.rewards.normalise import normalisation_metrics
+from tasks.replay import replayed_round, source_rounds
 from tasks.stages import required
 
 if TYPE_CHECKING:
@@ -31,7 +33,10 @@ async def fill(run: OpenRun, iteration: int, cursor: PromptCursor) -> Filling:
     Raises:
         RunFailedError: it cannot be filled, see ``Filling.check``.
     """
-    filling = Filling(run.config, iteration, await left_over(run, iteration), cursor)
+    left, most = await left_over(run, iteration), None
+    if run.replay is not None:
+        most, cursor = await source_rounds(run.replay, iteration)
+    filling = Filling(run.config, iteration, left, cursor, most_rounds=most)
     for recorded in await asyncio.to_thread(run.store.rounds, iteration):
         filling = filling.with_round(recorded)
     while filling.needs_round:
@@ -49,14 +54,19 @@ async def left_over(run: OpenRun, iteration: int) -> tuple[KeptGroup, ...]:
 
 
 async def play_round(run: OpenRun, filling: Filling) -> Round:
-    """Sample, score and judge the next round, and record it."""
+    """Sample, score and judge the next round, and record it; a replay takes the samples, and the scores if it keeps them."""
     iteration, session = filling.iteration, run.session
-    draw = filling.next_draw
-    outcome = await session.heal(iteration, lambda: session.rollout(draw))
-    state = await norm_state_before(run, iteration, filling.rounds)
-    scored = await session.heal(iteration, lambda: session.score(iteration, outcome.parts, state))
+    if run.replay is not None:
+        outcome, scored = await replayed_round(run, run.replay, iteration, len(filling.rounds))
+    else:
+        draw = filling.next_draw
+        outcome = await session.heal(iteration, lambda: session.rollout(draw))
+    if run.config.scores:
+        state = await norm_state_before(run, iteration, filling.rounds)
+        scored = await session.heal(iteration, lambda: session.score(iteration, outcome.parts, state))
     session.check_lease()
-    return await asyncio.to_thread(run.store.record_round, filling.judged(outcome, scored))
+    played = replace(filling.judged(outcome, scored), user_code=run.user_code)
+    return await asyncio.to_thread(run.store.record_round, played)
 
 
 async def parts_of(run: OpenRun, filling: Filling) -> list[Part]:

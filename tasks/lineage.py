@@ -15,9 +15,10 @@ from rlhf_core.data import models_of
 from rlhf_core.errors import RlhfError
 from rlhf_core.lineage import BestRecord, CheckpointRecord, DatasetRecord
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore, best_pointer
+from rlhf_core.storage import CheckpointStore, best_pointer, read_worlds, worlds_in_words
 from rlhf_core.telemetry import get_logger
 from tasks.options import TASK_OPTIONS
+from tasks.registered import exported
 from tasks.run import current_any_run
 from tasks.supervised_run import OpenSupervisedRun
 
@@ -88,6 +89,7 @@ def _tell(run: AnyRun, over: bool) -> None:
         _tell_iteration(run, earlier)
     _tell_version(run, version)
     _tell_best(run)
+    _tell_deleted(run)
     if over:
         tracker.finish(succeeded=True)
 
@@ -95,11 +97,14 @@ def _tell(run: AnyRun, over: bool) -> None:
 def _start(run: AnyRun) -> None:
     body = run.store.read_run() or {}
     code: Mapping[str, object] = body.get("code", {})
+    replay: Mapping[str, object] | None = body.get("replay")
     tags = {
         "rlhf.storage": run.store.url,
         "prefect.flow_run_id": str(body.get("flow_run_id")),
         "git.revision": str(code.get("revision", "")),
         "git.dirty": str(code.get("dirty", "")),
+        **({"rlhf.worlds": worlds} if (worlds := worlds_in_words(read_worlds(run.store))) else {}),
+        **({} if replay is None else {"rlhf.replay_of": str(replay["source_url"])}),
         **{f"package.{name}": version for name, version in body.get("packages", {}).items()},
     }
     run.tracker.start(run.run_id, body.get("config", {}), tags)
@@ -149,6 +154,7 @@ def _tell_version(run: AnyRun, version: int) -> None:
             manifests=[run.store.manifest_url(iteration, trained_on) for iteration in range(version)],
             metrics=evaluation["metrics"] if evaluation is not None else {},
             ended_at=_ended_at(evaluation if evaluation is not None else checkpoint),
+            exported=exported(run, version, checkpoint, evaluation),
         )
     )
 
@@ -166,6 +172,16 @@ def _tell_best(run: AnyRun) -> None:
     best = best_pointer(run.store) if run.config.ckpt.best_metric_key is not None else None
     if best is not None:
         run.tracker.log_best(BestRecord(_model_name(run, best.version), best.version, best.key, best.value))
+
+
+def _tell_deleted(run: AnyRun) -> None:
+    """What rotation has deleted, which follows a new checkpoint."""
+    ckpt = run.config.ckpt
+    if ckpt.max_num is not None or ckpt.max_mem is not None:
+        kept = CheckpointStore(run.store).versions()
+        if kept != run.told_kept:
+            run.tracker.log_deleted(run.store.url, kept)
+            run.told_kept = kept
 
 
 def _model_name(run: AnyRun, version: int) -> str:

@@ -10,13 +10,14 @@ from rlhf_core.records import Stage
 from rlhf_core.telemetry import Stopwatch
 from tasks.filling import norm_state_before, rewards_of
 from tasks.options import TASK_OPTIONS
-from tasks.run import current_run
+from tasks.replay import given_rewards
+from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlhf_core.records import Part
+    from rlhf_core.records import Part, StageManifest
 
 
 @task(name="reward", task_run_name="reward {iteration}", **TASK_OPTIONS)
@@ -27,12 +28,18 @@ async def reward(run_id: str, iteration: int) -> dict[str, Any]:
         return small(done[1])
     watch = Stopwatch()
     played, rollout = await required(run, iteration, Stage.ROLLOUT)
-    parts: Sequence[Part]
-    if played.selected is not None:
-        parts, found = await rewards_of(run, played)  # scored while the batch was filled
-    else:
-        state = await norm_state_before(run, iteration)
-        scored = await run.session.heal(iteration, lambda: run.session.score(iteration, played.parts, state))
-        parts = scored.parts
-        found = {"metrics": scored.metrics, "failures": scored.failures, "norm_state": scored.norm_state}
+    parts, found = await _rewards(run, played)
     return small(await commit(run, iteration, Stage.REWARD, parts, [rollout], {**watch.stamp(), **found}))
+
+
+async def _rewards(run: OpenRun, played: StageManifest) -> tuple[Sequence[Part], dict[str, Any]]:
+    """The shards, and what the manifest says."""
+    iteration, session, replay = played.iteration, run.session, run.replay
+    if replay is not None and not replay.filters_anew:
+        if not run.config.scores:
+            return await given_rewards(run, replay, iteration)
+    elif played.selected is not None:
+        return await rewards_of(run, played)  # scored while the batch was filled
+    state = await norm_state_before(run, iteration)
+    scored = await session.heal(iteration, lambda: session.score(iteration, played.parts, state, played.selected))
+    return scored.parts, {"metrics": scored.metrics, "failures": scored.failures, "norm_state": scored.norm_state}

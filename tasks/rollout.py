@@ -11,6 +11,7 @@ from rlhf_core.records import Draw, PromptCursor, Stage
 from rlhf_core.telemetry import Stopwatch
 from tasks.filling import fill, parts_of
 from tasks.options import TASK_OPTIONS
+from tasks.replay import sampled_batch
 from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
 
@@ -27,14 +28,25 @@ async def rollout(run_id: str, iteration: int) -> dict[str, Any]:
     if done := await finished(run, iteration, Stage.ROLLOUT):
         return small(done[1])
     watch = Stopwatch()
-    cursor = await cursor_before(run, iteration)
-    made = in_rounds if run.config.fills_batches else at_once
-    parts, body = await made(run, iteration, cursor)
+    parts, body = await _batch(run, iteration)
     return small(await commit(run, iteration, Stage.ROLLOUT, parts, [], {**watch.stamp(), **body}))
 
 
-async def at_once(run: OpenRun, iteration: int, cursor: PromptCursor) -> tuple[Sequence[Part], dict[str, Any]]:
-    """Every prompt that is drawn is in the batch. Returns the shards, and what the manifest says."""
+async def _batch(run: OpenRun, iteration: int) -> tuple[Sequence[Part], dict[str, Any]]:
+    """The shards, and what the manifest says."""
+    if run.replay is None:
+        return await (in_rounds if run.config.fills_batches else at_once)(run, iteration)
+    parts, body = await (
+        in_rounds(run, iteration) if run.replay.filters_anew else sampled_batch(run, run.replay, iteration)
+    )
+    if run.replay.other_model and iteration == 0:
+        await run.session.heal(iteration, lambda: run.session.check_tokens(parts))
+    return parts, body
+
+
+async def at_once(run: OpenRun, iteration: int) -> tuple[Sequence[Part], dict[str, Any]]:
+    """Every prompt that is drawn is in the batch."""
+    cursor = await cursor_before(run, iteration)
     draw = Draw(iteration, iteration, cursor, run.config.rollout.batch_size)
     outcome = await run.session.heal(iteration, lambda: run.session.rollout(draw))
     return outcome.parts, {
@@ -46,9 +58,9 @@ async def at_once(run: OpenRun, iteration: int, cursor: PromptCursor) -> tuple[S
     }
 
 
-async def in_rounds(run: OpenRun, iteration: int, cursor: PromptCursor) -> tuple[Sequence[Part], dict[str, Any]]:
+async def in_rounds(run: OpenRun, iteration: int) -> tuple[Sequence[Part], dict[str, Any]]:
     """Groups are filtered or sampled ahead: rounds, scored at once, until the batch is full."""
-    filling = await fill(run, iteration, cursor)
+    filling = await fill(run, iteration, await cursor_before(run, iteration))
     return await parts_of(run, filling), filling.body()
 
 

@@ -10,7 +10,7 @@ import math
 import os
 import re
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
@@ -19,15 +19,18 @@ from rlhf_core.cluster.connect import connect
 from rlhf_core.cluster.context import WorkerContext, open_store
 from rlhf_core.cluster.groups import ActorGroups, run_members
 from rlhf_core.cluster.placement import place
+from rlhf_core.cluster.replay import Replay, facts_of, new_replay, source_store
 from rlhf_core.cluster.session import PlannedSteps, RunSession, cores
 from rlhf_core.config import Config, SupervisedConfig, load_config, parse_config, parse_supervised_config
+from rlhf_core.config.differences import differences
 from rlhf_core.data import PinnedModel, models_of, pin_models
 from rlhf_core.errors import ConfigError, WorkerError
-from rlhf_core.lineage import Tracker, code_revision, make_tracker, package_versions
+from rlhf_core.lineage import Tracker, changed_code, code_revision, machine, make_tracker, package_versions, user_code
 from rlhf_core.records import Stage
-from rlhf_core.storage import LeaseOwner, RunStore, acquire
+from rlhf_core.storage import LeaseOwner, RunStore, acquire, read_worlds
 from rlhf_core.telemetry import get_logger
 from tasks.best import is_best, is_saved
+from tasks.worlds import begins_a_world, in_newest_world, is_move, may_move, move, ranks_change
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -64,6 +67,7 @@ OPERATIONAL = (
     "reward.remote_concurrency",
     "reward.remote_token_env",
     "reward.model_num_ranks",
+    "ds.use_universal_ckpt",
 )
 
 
@@ -90,6 +94,11 @@ class OpenRun:
     plan: RunPlan
     tracker: Tracker
     tracked: bool = False  # the tracker knows the run
+    told_kept: list[int] | None = None  # the checkpoints that the tracker was told are still there
+    replay: Replay | None = None  # where its trajectories come from, if it samples none
+    user_code: dict[str, str] = field(
+        default_factory=dict
+    )  # the user's Python files, as this attempt loads them -> sha256
 
 
 _OPEN: dict[str, AnyRun] = {}
@@ -187,11 +196,13 @@ def newest_version(run: AnyRun) -> int:
 def is_last(run: AnyRun, version: int) -> bool:
     """True if the run ends with this version: the plan does, or its last prompt went into the iteration that made it.
 
-    Filtering trains fewer prompts than it draws, so that the data may end before the plan.
+    Filtering trains fewer prompts than it draws, so that the data may end before the plan; a replay draws none.
     """
     if version == run.plan.iterations:
         return True
-    if version == 0 or isinstance(run.config, SupervisedConfig) or not run.config.fills_batches:
+    if version == 0 or isinstance(run.config, SupervisedConfig):
+        return False
+    if run.config.is_replay or not run.config.fills_batches:
         return False
     found = run.store.stage(version - 1, Stage.ROLLOUT)
     if found is None:
@@ -201,9 +212,13 @@ def is_last(run: AnyRun, version: int) -> bool:
 
 
 def checkpoint_due(run: AnyRun, version: int) -> bool:
-    """True if this version is to be saved: every ``ckpt.save_steps``, the last, and the best. Ask after its evaluation."""
+    """True if this version is to be saved: every ``ckpt.save_steps``, the last, and the best. Ask after its evaluation.
+
+    So is the one from which the run went on with other processes: see ``worlds``.
+    """
     every = run.config.ckpt.save_steps
-    return is_last(run, version) or (every > 0 and version % every == 0) or is_best(run, version)
+    due = is_last(run, version) or (every > 0 and version % every == 0) or is_best(run, version)
+    return due or begins_a_world(run.store, version)
 
 
 def evaluation_due(run: AnyRun, version: int) -> bool:
@@ -215,7 +230,7 @@ def evaluation_due(run: AnyRun, version: int) -> bool:
 
 
 def stored_config(store: RunStore) -> Config:
-    """The configuration a run was started with.
+    """The configuration a run was started with, and the processes it was last resumed with.
 
     Raises:
         ConfigError: there is no such run.
@@ -223,7 +238,7 @@ def stored_config(store: RunStore) -> Config:
     body = store.read_run()
     if body is None:
         raise ConfigError(f"no run at {store.url}: check the run_id and storage.root")
-    return parse_config(body["config"], source=store.url_of("run.json"))
+    return parse_config(in_newest_world(body["config"], read_worlds(store)), source=store.url_of("run.json"))
 
 
 def check_resume(
@@ -233,8 +248,11 @@ def check_resume(
     resume: Resume,
     flow_run_id: str | None,
     kind: str = KIND,
-) -> None:
+) -> dict[str, tuple[Any, Any]]:
     """Refuse a start that does not fit what the log holds.
+
+    Returns:
+        What differs of a run that may go on with other processes: dotted keys, (old, new).
 
     Args:
         body: of run.json; None if there is no such run.
@@ -247,7 +265,7 @@ def check_resume(
     if body is None:
         if resume == "must":
             raise ConfigError(f"resume=must, but there is no run at {store.url}: check run_id and storage.root")
-        return
+        return {}
     own_retry = flow_run_id is not None and body.get("flow_run_id") == flow_run_id
     if resume == "never" and not own_retry:
         raise ConfigError(f"resume=never, but a run exists at {store.url}: choose another run_id, or resume=if-present")
@@ -257,28 +275,22 @@ def check_resume(
         )
     # Through the schema: a key that did not exist when the run was started had its default.
     parse = parse_config if isinstance(config, Config) else parse_supervised_config
-    started_with = parse(body["config"], source=store.url_of("run.json"))
-    changed = different_keys(started_with.model_dump(mode="json"), config.model_dump(mode="json"))
-    if changed:
+    started_with = parse(body["config"], source=store.url_of("run.json")).model_dump(mode="json")
+    changed = different_keys(in_newest_world(started_with, read_worlds(store)), config.model_dump(mode="json"))
+    moves = is_move(changed, config)
+    if changed and not (moves and may_move(store, config)):
         listed = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in sorted(changed.items()))
+        universal = "; only from universal checkpoints can it go on so (ds.use_universal_ckpt=true from the start)"
         raise ConfigError(
             f"{store.url} was started with another configuration ({listed}): resume with the same, or choose another run_id"
+            f"{universal if moves else ''}"
         )
-
-
-def different_keys(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """Dotted keys with different values, without operational sections."""
-    changed: dict[str, tuple[Any, Any]] = {}
-    for key in old.keys() | new.keys():
-        path = prefix + key
-        if path in OPERATIONAL:
-            continue
-        before, after = old.get(key), new.get(key)
-        if isinstance(before, dict) and isinstance(after, dict):
-            changed.update(different_keys(before, after, f"{path}."))
-        elif before != after:
-            changed[path] = (before, after)
     return changed
+
+
+def different_keys(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted keys with different values, without operational sections."""
+    return differences(old, new, OPERATIONAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +302,9 @@ class Prepared:
     models: dict[str, PinnedModel]
     tracker: Tracker
     resources: dict[str, float]  # of the cluster
+    user_code: dict[str, str]  # the user's Python files -> sha256
+    moves: bool = False  # it goes on with other processes than before
+    cpu_threads: int | None = None  # of each training rank, where they are to stay as they were
 
 
 async def prepare(
@@ -317,17 +332,24 @@ async def prepare(
     store = open_store(config, run_id)
     await asyncio.to_thread(store.objects.probe)
     body = await asyncio.to_thread(store.read_run)
-    check_resume(body, config, store, resume, flow_run_id, kind)
+    changed = await asyncio.to_thread(check_resume, body, config, store, resume, flow_run_id, kind)
     pinned = await asyncio.to_thread(pin_models, models, config.storage, (body or {}).get("models"))
     tracker = await asyncio.to_thread(
-        make_tracker, config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI"), config.logger.mlflow_experiment
+        make_tracker, tracking_uri(config), config.logger.mlflow_experiment, config.logger.mlflow_model
     )
     resources = await asyncio.to_thread(connect, config.run.ray_address)
-    return Prepared(store, body, pinned, tracker, resources)
+    code = await asyncio.to_thread(user_code, config.model_dump(mode="json"))
+    _warn_of_changed_code(store, body, code)
+    worlds = await asyncio.to_thread(read_worlds, store)
+    threads = worlds[-1].cpu_threads if worlds else (body or {}).get("cpu_threads")
+    return Prepared(
+        store, body, pinned, tracker, resources, code, bool(changed), None if ranks_change(changed) else threads
+    )
 
 
 async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | None) -> OpenRun:
     known = await prepare(config, run_id, resume, flow_run_id, models_of(config))
+    replay, source = await asyncio.to_thread(_replay, known, config)
     placement = place(config, known.resources)
     lease = await asyncio.to_thread(acquire, known.store, LeaseOwner.of_this_process(), config.run.lease_seconds)
     context = WorkerContext(
@@ -342,28 +364,64 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     session = RunSession(context, ActorGroups(context, run_members(config, placement, threads)), lease)
     plan: RunPlan | None = None
 
-    async def plan_steps(facts: DataFacts) -> PlannedSteps:
+    async def plan_steps(facts: DataFacts | None) -> PlannedSteps:
         nonlocal plan
-        plan = make_plan(config, facts)
+        plan = _plan(known, config, facts, replay, source)
         document = run_document(config, run_id, plan, flow_run_id)
+        if replay is not None:
+            document["replay"] = replay.to_json()
         await fix_plan(known, {**document, "cpu_threads": threads}, plan, "data.prompt_dataset")
         return PlannedSteps(plan.total_steps, plan.critic_steps)
 
-    await start_processes(known, session, lambda: session.open(plan_steps), config.run.max_restarts)
+    await start_processes(known, session, config, threads, lambda: session.open(plan_steps))
     assert plan is not None, "session.open asks for the plan"
-    return OpenRun(run_id, config, known.store, session, plan, known.tracker)
+    return OpenRun(run_id, config, known.store, session, plan, known.tracker, replay=replay, user_code=known.user_code)
+
+
+def _replay(known: Prepared, config: Config) -> tuple[Replay | None, dict[str, Any]]:
+    """What a replay trains on, as recorded when it first started, and the run.json of its source while it is new."""
+    if not config.is_replay:
+        return None, {}
+    if known.body is None:
+        return new_replay(config, known.store.run_id)
+    return Replay.from_json(known.body["replay"], source_store(config, known.store.run_id)), {}
+
+
+def _plan(
+    known: Prepared, config: Config, facts: DataFacts | None, replay: Replay | None, source: dict[str, Any]
+) -> RunPlan:
+    """By the prompts as they are now; of a replay, by those of its source when it first started."""
+    if replay is None:
+        assert facts is not None, "a run that samples has prompts"
+        return make_plan(config, facts)
+    if known.body is not None:
+        return RunPlan(**known.body["plan"])
+    return make_plan(config, facts_of(source), slice(replay.first, replay.last + 1))
+
+
+def _warn_of_changed_code(store: RunStore, body: dict[str, Any] | None, code: dict[str, str]) -> None:
+    """A mended reward file is welcome; that the run was not made by one code alone stands in its manifests."""
+    changed = changed_code(body["user_code"], code) if body is not None and "user_code" in body else []
+    if changed:
+        logger.warning("%s goes on with other code than it was started with: %s", store.url, "; ".join(changed))
 
 
 async def start_processes(
-    known: Prepared, session: ActorSession, open_session: Callable[[], Awaitable[Any]], max_restarts: int
+    known: Prepared,
+    session: ActorSession,
+    config: Config | SupervisedConfig,
+    threads: int,
+    open_session: Callable[[], Awaitable[Any]],
 ) -> None:
     """Start the processes of a session; one that dies while starting costs another attempt, not the run."""
-    attempts = max_restarts + 1
+    attempts = config.run.max_restarts + 1
     try:
-        if (
-            known.body is None
-        ):  # actors of an attempt that died before it was recorded may hold what the names meant then
+        # Those of an attempt that died before it was recorded may hold what the names meant then; those that a run had before
+        # it goes on with others do not meet with them.
+        if known.body is None or known.moves:
             await session.discard_actors()
+        if known.moves:
+            await asyncio.to_thread(move, known.store, config, threads)
         for attempt in range(1, attempts + 1):
             try:
                 await open_session()
@@ -395,7 +453,7 @@ async def fix_plan(known: Prepared, document: dict[str, Any], plan: RunPlan | Su
     body = await asyncio.to_thread(store.read_run)
     if body is None:
         models = {role: model.to_json() for role, model in known.models.items()}
-        await asyncio.to_thread(store.write_run, {**document, "models": models})
+        await asyncio.to_thread(store.write_run, {**document, "models": models, "user_code": known.user_code})
     elif type(plan)(**body["plan"]) != plan:
         what = "prompts" if isinstance(plan, RunPlan) else "examples"
         raise ConfigError(
@@ -406,7 +464,12 @@ async def fix_plan(known: Prepared, document: dict[str, Any], plan: RunPlan | Su
 
 def fixed_threads(known: Prepared, config: Config | SupervisedConfig, learning: int) -> int:
     """CPU threads of each of ``learning`` training ranks. Sums of floats depend on them: a resumed run keeps its own."""
-    return int((known.body or {}).get("cpu_threads") or config.run.cpu_threads or max(1, cores() // learning))
+    return int(known.cpu_threads or config.run.cpu_threads or max(1, cores() // learning))
+
+
+def tracking_uri(config: Config | SupervisedConfig) -> str | None:
+    """Where MLflow is; None: nowhere."""
+    return config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI")
 
 
 def model_cache() -> str:
@@ -414,18 +477,23 @@ def model_cache() -> str:
     return str(Path(os.environ.get("RLHF_HOME", ".rlhf")).absolute() / "models")
 
 
-def make_plan(config: Config, facts: DataFacts) -> RunPlan:
+def make_plan(config: Config, facts: DataFacts, replayed: slice = slice(None)) -> RunPlan:
     """Iterations and optimizer steps of the whole run.
 
     Batches do not cross epochs: the last one of each is short where the prompts do not divide. Samples that fail may
     make the run a few steps shorter than planned; filtering may end it many iterations earlier, never later.
+
+    Args:
+        config: the run's.
+        facts: of its prompts.
+        replayed: the iterations of it that a replay trains on.
 
     Raises:
         ConfigError: only the critic would learn.
     """
     rollout, train = config.rollout, config.train
     batches = [min(rollout.batch_size, facts.prompts - drawn) for drawn in range(0, facts.prompts, rollout.batch_size)]
-    iterations = (batches * train.num_episodes)[: train.max_iterations]  # prompts of each
+    iterations = (batches * train.num_episodes)[: train.max_iterations][replayed]  # prompts of each
     samples = [prompts * rollout.n_samples_per_prompt for prompts in iterations]
     steps = [math.ceil(count / config.samples_per_step) * train.max_epochs for count in samples]
     frozen = config.critic.freezing_steps if config.needs_critic else 0
@@ -462,4 +530,5 @@ def run_document(
         "plan": asdict(plan),
         "code": code_revision(),
         "packages": package_versions(),
+        "machine": machine(),
     }

@@ -54,7 +54,7 @@ async def commit(
         tokens=sum(part.tokens for part in parts),
         policy_version=iteration,
         inputs={ref.stage: ref.sha256 for ref in inputs},
-        body=body,
+        body={**body, "user_code": run.user_code} if run.user_code else body,
     )
     return await asyncio.to_thread(run.store.commit, manifest)
 

@@ -62,8 +62,8 @@ async def evaluate_examples(run_id: str, version: int) -> dict[str, float]:
     return dict(measured)
 
 
-async def _measured(run: OpenSupervisedRun, version: int) -> tuple[tuple[()], dict[str, float], list[dict[str, Any]]]:
-    return (), await run.session.evaluate(version), []
+async def _measured(run: OpenSupervisedRun, version: int) -> tuple[tuple[()], dict[str, float], list[Any], list[Any]]:
+    return (), await run.session.evaluate(version), [], []
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from rlhf_core.cluster.supervised_worker import ExampleFacts, steps_per_epoch
 from rlhf_core.config import Method, SupervisedConfig, load_supervised_config, parse_supervised_config
 from rlhf_core.data import supervised_models_of
 from rlhf_core.storage import LeaseOwner, RunStore, acquire
+from rlhf_core.storage.output import exports_among
 from tasks.run import (
     Resume,
     current_any_run,
@@ -58,6 +59,10 @@ class OpenSupervisedRun:
     plan: SupervisedPlan
     tracker: Tracker
     tracked: bool = False  # the tracker knows the run
+    told_kept: list[int] | None = None  # the checkpoints that the tracker was told are still there
+    user_code: dict[str, str] = field(
+        default_factory=dict
+    )  # the user's Python files, as this attempt loads them -> sha256
 
 
 def current_supervised_run(run_id: str) -> OpenSupervisedRun:
@@ -119,10 +124,15 @@ async def _open(
     async def plan_steps(facts: ExampleFacts) -> int:
         nonlocal plan
         plan = make_supervised_plan(config, facts)
+        exports = await asyncio.to_thread(exports_among, config.data.dataset)
         document = run_document(config, run_id, plan, flow_run_id, method)
+        if exports:
+            document["exports"] = exports
         await fix_plan(known, {**document, "cpu_threads": threads}, plan, "data.dataset")
         return plan.total_steps
 
-    await start_processes(known, session, lambda: session.open(plan_steps), config.run.max_restarts)
+    await start_processes(known, session, config, threads, lambda: session.open(plan_steps))
     assert plan is not None, "session.open asks for the plan"
-    return OpenSupervisedRun(run_id, method, config, known.store, session, plan, known.tracker)
+    return OpenSupervisedRun(
+        run_id, method, config, known.store, session, plan, known.tracker, user_code=known.user_code
+    )

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from s3_server import S3Server
 
 # Before any test imports torch, Ray or Prefect.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,10 +18,28 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RLHF_HOME"):
     os.environ.pop(name, None)  # of a stack that happens to run on this machine
+for name in [name for name in os.environ if name.startswith("AWS_")]:
+    os.environ.pop(name)  # of another store
 
 import rlhf_core.cluster  # noqa: E402, F401  says how Ray authenticates, which Ray reads once, as a test imports it
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Tests that share what is dear to start stay in one process, dearest first: beside them the other core does the rest.
+SHARED = {"ray": ("ray_cluster",), "ranks": ("one_rank", "two_ranks"), "servers": ("stack", "prefect_api", "mlflow_uri")}
+
+
+def pytest_collection_modifyitems(items) -> None:
+    """With ``-n``: the group of each test (--dist loadgroup), and the dear groups first."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    order = {name: position for position, name in enumerate(SHARED)}
+    items.sort(key=lambda item: order.get(_group(item), len(order)))
+
+
+def _group(item) -> str:
+    shared = (name for name, fixtures in SHARED.items() if not {*fixtures}.isdisjoint(item.fixturenames))
+    return next(shared, item.nodeid.partition("::")[0])
 
 
 @pytest.fixture(scope="session")
@@ -79,8 +98,18 @@ def mlflow_uri(home) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster(home) -> None:
-    """A Ray cluster of this process; the runs of a session share it."""
+def s3(tmp_path_factory) -> S3Server:
+    """A real S3 server, whose address and keys are in the environment from then on. Leave it running."""
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        os.environ.update(server.environment)
+        yield server
+        for name in server.environment:
+            os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(home, s3) -> None:
+    """A Ray cluster of this process; the runs of a session share it. Its workers know of the S3 server."""
     from rlhf_core.cluster.connect import connect, disconnect
 
     connect(None)

@@ -96,6 +96,16 @@ def seq_mask_tis(log_weight_BT: Tensor, inputs: CorrectionInput) -> tuple[Tensor
     return _clamped(log_weight_BT, inputs), kept_B.unsqueeze(1).expand_as(inputs.mask_BT)
 
 
+def effective_share(log_weights_N: Tensor) -> float:
+    """Effective sample size of importance weights over their number: ``(Σ w)² / (N Σ w²)``, 1 where all are equal.
+
+    Args:
+        log_weights_N: ``log w`` of each, at least one.
+    """
+    weights_N = log_weights_N.double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return float(weights_N.sum() ** 2 / (len(weights_N) * weights_N.square().sum()))
+
+
 def _clamped(log_weight_BT: Tensor, inputs: CorrectionInput) -> Tensor:
     return log_weight_BT.exp().clamp(inputs.low, inputs.high)
 

@@ -41,7 +41,7 @@ class ActorSession(ABC):
     async def discard_actors(self) -> None:
         """End every actor; ``open`` makes new ones."""
         await self._tenure.pause()
-        await asyncio.to_thread(self._groups.kill, [*self._groups.names, "keeper"])
+        await asyncio.to_thread(lambda: self._groups.kill([*self._groups.names, *self._groups.strays(), "keeper"]))
 
     async def heal(self, version: int, work: Callable[[], Awaitable[Any]]) -> Any:
         """Run ``work`` with every actor at ``version``; where a worker dies, rebuild it and run ``work`` again.

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from rlhf_core.algorithms.advantages import AdvantageInput, compute_advantages
+from rlhf_core.algorithms.corrections import effective_share
 from rlhf_core.algorithms.estimators import estimator_named
 from rlhf_core.algorithms.kl import kl_estimate
 from rlhf_core.algorithms.shaping import ShapingSettings, shape_rewards
@@ -101,13 +102,14 @@ def make_experience(
         )
         for i, row in enumerate(chosen)
     ]
-    mismatch = (old_BT - _padded([row.rollout_logprobs for row in chosen]))[mask_BT].abs()
+    log_weights = (old_BT - _padded([row.rollout_logprobs for row in chosen]))[mask_BT]
     metrics = {
         "advantage/mean": float(result.advantages_BT[mask_BT].mean()),
         "advantage/std": float(result.advantages_BT[mask_BT].std(correction=0)),
         "advantage/zero_groups_share": _zero_groups(chosen, result.group_std_B),
-        "mismatch/logprob_abs_mean": float(mismatch.mean()),
-        "mismatch/logprob_abs_max": float(mismatch.max()),
+        "mismatch/logprob_abs_mean": float(log_weights.abs().mean()),
+        "mismatch/logprob_abs_max": float(log_weights.abs().max()),
+        "mismatch/effective_share": effective_share(log_weights),
     }
     if kl_BT is not None:
         metrics["kl/mean"] = float(kl_BT[mask_BT].mean())

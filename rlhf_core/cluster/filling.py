@@ -40,6 +40,7 @@ class Filling:
     carried: tuple[KeptGroup, ...]  # left over by earlier iterations, oldest first
     cursor_in: PromptCursor
     rounds: tuple[Round, ...] = ()
+    most_rounds: int | None = None  # of a replay: those that its source sampled; more cannot be had
 
     def with_round(self, played: Round) -> Filling:
         """The batch after one more round.
@@ -49,7 +50,9 @@ class Filling:
         """
         known = {group.group_id for group in self.carried}.union(*(earlier.verdicts for earlier in self.rounds))
         again = sorted(known & played.verdicts.keys())
-        if again or played.cursor_out <= self.cursor:
+        # A round that a replay takes over may hold groups that had waited, and no new ones.
+        drew = played.cursor_out > self.cursor or (self.most_rounds is not None and played.cursor_out == self.cursor)
+        if again or not drew:
             raise RunFailedError(
                 f"iteration {self.iteration}, round {played.number}: prompts are drawn twice: from {self.cursor} to "
                 f"{played.cursor_out}, groups {again[:3]}"
@@ -92,7 +95,12 @@ class Filling:
 
     @property
     def at_end(self) -> bool:
-        """True if nothing more can be drawn for this batch: the data ends, or the epoch of the groups it has."""
+        """True if nothing more can be drawn for this batch: the data ends, or the epoch of the groups it has.
+
+        What the source of a replay did not sample for this batch cannot be drawn later either.
+        """
+        if self.most_rounds is not None:
+            return len(self.rounds) >= self.most_rounds
         epoch = self.cursor.epoch
         return epoch >= self.config.train.num_episodes or any(group.epoch != epoch for group in self.kept[:1])
 

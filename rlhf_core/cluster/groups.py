@@ -11,11 +11,12 @@ import ray
 from rlhf_core.cluster.critic_worker import CriticWorker
 from rlhf_core.cluster.engine_worker import EngineWorker
 from rlhf_core.cluster.keeper import Keeper
-from rlhf_core.cluster.placement import LIGHT_WORKERS
+from rlhf_core.cluster.placement import LIGHT_WORKERS, engines_of
 from rlhf_core.cluster.policy_worker import PolicyWorker, ReferenceWorker
 from rlhf_core.cluster.reward_worker import RewardModelWorker
 from rlhf_core.cluster.rollout_worker import RolloutWorker
 from rlhf_core.cluster.scoring_worker import ScoringWorker
+from rlhf_core.cluster.wait import on_this_cluster
 from rlhf_core.generation.settings import EngineSettings, engine_environment
 
 if TYPE_CHECKING:
@@ -67,6 +68,15 @@ class ActorGroups:
         """Every actor but the keeper."""
         return [name for role in self._members for name in self.names_of(role)]
 
+    @on_this_cluster()
+    def strays(self) -> list[str]:
+        """Living actors of the run that are none of these: left by an attempt with more processes."""
+        known = {*self.names, "keeper"}
+        living = ray.util.list_named_actors(all_namespaces=True)
+        return [
+            actor["name"] for actor in living if actor["namespace"] == self.namespace and actor["name"] not in known
+        ]
+
     def count(self, role: str) -> int:
         """Actors of a role."""
         return self._members[role].count if role in self._members else 0
@@ -92,15 +102,18 @@ class ActorGroups:
             runtime_env={"env_vars": {**WORKER_ENVIRONMENT, **member.environment}},
         )
         arguments = () if role in LIGHT_WORKERS else (index,)
-        return remote.remote(self._context, *arguments)
+        with on_this_cluster():
+            return remote.remote(self._context, *arguments)
 
     def keeper(self, seconds: float) -> Any:
         """The holder of the actors' lease."""
         remote = ray.remote(Keeper).options(
             name="keeper", namespace=self.namespace, lifetime="detached", get_if_exists=True, num_cpus=0
         )
-        return remote.remote(self.namespace, seconds)
+        with on_this_cluster():
+            return remote.remote(self.namespace, seconds)
 
+    @on_this_cluster()
     def kill(self, names: list[str]) -> None:
         """End actors, and wait until their names are free; those that are gone already do not matter."""
         for name in names:
@@ -132,13 +145,13 @@ def run_members(config: Config, placement: Placement, threads: int) -> dict[str,
     light = {"OMP_NUM_THREADS": "1"}
     return {
         "engine": Member(
-            EngineWorker, placement.engine, config.vllm.num_engines, _engine_environment(config, placement.device)
+            EngineWorker, placement.engine, engines_of(config), _engine_environment(config, placement.device)
         ),
         "policy": Member(PolicyWorker, placement.rank, placement.counts["policy"], rank),
         "critic": Member(CriticWorker, placement.rank, placement.counts["critic"], rank),
         "reference": Member(ReferenceWorker, placement.rank, placement.counts["reference"], rank),
         "reward": Member(RewardModelWorker, placement.rank, placement.counts["reward"], rank),
-        "rollout": Member(RolloutWorker, placement.light, 1, light),
+        "rollout": Member(RolloutWorker, placement.light, 0 if config.is_replay else 1, light),
         "scoring": Member(ScoringWorker, placement.light, 1, light),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,14 @@ def staleness_metrics(rows: Sequence[Trajectory], version: int) -> dict[str, flo
     }
 
 
+def source_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
+    """Which policy versions of its source spoke the tokens that a replay trains on. They are none of its own."""
+    versions = [span.version for row in rows for span in row.version_spans if span.end > span.start]
+    if not versions:
+        return {}
+    return {"replay/source_version_min": float(min(versions)), "replay/source_version_max": float(max(versions))}
+
+
 def reward_metrics(rows: Sequence[RewardRow], seconds: float) -> dict[str, float]:
     """Numbers of a reward stage; means are over the samples that have a value."""
     rewards = np.array([row.result.reward for row in rows if row.result.reward is not None] or [np.nan])
@@ -132,6 +141,23 @@ def evaluation_metrics(rows: Sequence[Trajectory], config: Config) -> dict[str, 
     for k in config.eval.pass_k or sorted({1, config.eval.n_samples_per_prompt}):
         metrics.update(_pass_metrics(groups, k, config.eval.success_threshold))
     return metrics
+
+
+def outcomes(rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
+    """What became of each held-out prompt, [P]: so that two versions are compared prompt by prompt. A failed sample has None."""
+    groups: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        if not row.segment_index:  # segments of one sample share its reward
+            groups.setdefault(row.group_id, []).append(row)
+    return [
+        {
+            "prompt": members[0].prompt_id,
+            "text_sha256": hashlib.sha256(members[0].prompt.encode()).hexdigest(),
+            "rewards": [row.reward for row in members],
+            "scores": [row.score for row in members],
+        }
+        for members in groups.values()
+    ]
 
 
 def readable(row: Trajectory) -> dict[str, Any]:

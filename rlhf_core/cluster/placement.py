@@ -41,10 +41,10 @@ class Placement:
 
     def describe(self, config: Config) -> list[str]:
         """One line a group, for people."""
-        rows = [("engine", config.vllm.num_engines, self.engine)]
-        rows += [(role, count, self.rank) for role, count in self.counts.items() if count]
-        rows += [(name, 1, self.light) for name in LIGHT_WORKERS]
-        return [f"{name:<10} {count} × {share.cpus:g} CPU, {share.gpus:g} GPU" for name, count, share in rows]
+        rows = [("engine", engines_of(config), self.engine)]
+        rows += [(role, count, self.rank) for role, count in self.counts.items()]
+        rows += [(name, 0 if config.is_replay and name == "rollout" else 1, self.light) for name in LIGHT_WORKERS]
+        return [f"{name:<10} {count} × {share.cpus:g} CPU, {share.gpus:g} GPU" for name, count, share in rows if count]
 
 
 def resolve_device(run: RunConfig, resources: Mapping[str, float]) -> Device:
@@ -67,12 +67,14 @@ def place(config: Config, resources: Mapping[str, float]) -> Placement:
     _refuse(misfits(config, device))
     tensor_parallel = config.vllm.tensor_parallel_size
     counts = model_ranks(config)
-    processes = config.vllm.num_engines * tensor_parallel + sum(counts.values())
+    processes = engines_of(config) * tensor_parallel + sum(counts.values())
     listed = " + ".join(f"{count} {role}" for role, count in counts.items() if count)
     _check_gpus(
         device,
         processes,
-        f"vllm.num_engines={config.vllm.num_engines} × vllm.tensor_parallel_size={tensor_parallel} + ranks: {listed}",
+        f"ranks: {listed}"
+        if config.is_replay
+        else f"vllm.num_engines={config.vllm.num_engines} × vllm.tensor_parallel_size={tensor_parallel} + ranks: {listed}",
         resources,
     )
     each = _cpus_each(resources.get("CPU", 1) - len(LIGHT_WORKERS) * LIGHT_CPUS, processes)
@@ -90,6 +92,11 @@ def place_supervised(config: SupervisedConfig, resources: Mapping[str, float]) -
     return device, Share(_cpus_each(resources.get("CPU", 1), ranks), 1 if device == "gpu" else 0)
 
 
+def engines_of(config: Config) -> int:
+    """Engines of a run; a replay has none."""
+    return 0 if config.is_replay else config.vllm.num_engines
+
+
 def model_ranks(config: Config) -> dict[str, int]:
     """Processes of each model besides the engines, by role."""
     ref, critic = config.ref, config.critic
@@ -97,7 +104,7 @@ def model_ranks(config: Config) -> dict[str, int]:
         "policy": config.actor.world_size,
         "critic": critic.world_size if config.needs_critic else 0,
         "reference": ref.num_nodes * ref.num_gpus_per_node if config.needs_reference else 0,
-        "reward": config.reward.model_num_ranks if config.reward.model_name_or_path is not None else 0,
+        "reward": config.reward.model_num_ranks if config.scores and config.reward.model_name_or_path is not None else 0,
     }
 
 

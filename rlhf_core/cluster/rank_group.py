@@ -6,6 +6,8 @@
     TrainedGroup   one that learns: it has a version, and a way back to any version that the log knows
 
         version k ─▶ newest checkpoint up to k ─▶ recorded updates applied again, digests compared
+
+    Updates of another number of ranks or ZeRO stage come out with other last digits: that is said, and no error.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.cluster.rank_worker import NOT_STARTED, Seat
 from rlhf_core.cluster.wait import all_of, one
 from rlhf_core.errors import CorruptShardError, DeadlineError, LeaseError, TrainingError, WorkerError
-from rlhf_core.storage import CheckpointStore
+from rlhf_core.storage import CheckpointStore, is_comparable, read_worlds
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -196,10 +198,17 @@ class TrainedGroup(RankGroup):
             logger.warning("%s ranks hold versions %s, the log says %d: rebuilding them", self.role, held, version)
             await self._begin_again()
         base = await self._load_checkpoint(version)
+        worlds = await asyncio.to_thread(read_worlds, self._checkpoints.run_store)
+        comparable = True
         for iteration in range(base, version):
             update = await recorded(iteration)
             await update.apply()
-            self._compare(await self.digest(), update.digest, f"applying iteration {iteration} again")
+            comparable = comparable and is_comparable(worlds, iteration)
+            what = f"applying iteration {iteration} again"
+            if comparable:
+                self._compare(await self.digest(), update.digest, what, self._must_match)
+            else:
+                self._tell_apart(await self.digest(), update.digest, what)
         if version:
             logger.info(
                 "%s restored to version %d: checkpoint %d and %d updates", self.role, version, base, version - base
@@ -241,20 +250,32 @@ class TrainedGroup(RankGroup):
                 await self._begin_again()  # whatever it holds now
                 up_to = base - 1
                 continue
-            self._compare(await self.digest(), body[self.digest_key], f"checkpoint {base}")
+            # The same numbers, whatever the device and however many ranks they are spread over.
+            self._compare(await self.digest(), body[self.digest_key], f"checkpoint {base}", must_match=True)
             return base
         return 0
 
-    def _compare(self, digest: str, recorded: str, what: str) -> None:
+    def _compare(self, digest: str, recorded: str, what: str, must_match: bool) -> None:
         if digest == recorded:
             return
         message = (
             f"{what} gave the {self.role} weights {digest[:12]}, the log says {recorded[:12]}: the code, a library, the "
             "machine or its number of threads differs from the one that trained"
         )
-        if self._must_match:
+        if must_match:
             raise TrainingError(message)
         logger.warning("%s; or the GPU's kernels are not deterministic (train.full_determinism_enable)", message)
+
+    def _tell_apart(self, digest: str, recorded: str, what: str) -> None:
+        if digest == recorded:
+            return
+        logger.warning(
+            "%s on other ranks, or with another ZeRO stage, than when it was recorded: the %s weights are %s, the log says %s",
+            what,
+            self.role,
+            digest[:12],
+            recorded[:12],
+        )
 
 
 async def quietly(method: Any) -> None:

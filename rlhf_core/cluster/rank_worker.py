@@ -6,14 +6,14 @@ through the controller.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rlhf_core.cluster.address import meeting_point
 from rlhf_core.cluster.selection import rows_of_batch, trainable
-from rlhf_core.errors import TrainingError
+from rlhf_core.cluster.staging import staging
+from rlhf_core.errors import StorageError, TrainingError
 from rlhf_core.storage import CheckpointStore
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
         """``folder``: of the model's files below those of a checkpoint."""
         super().__init__(context, group, rank)
         self._export = context.config.ckpt.save_hf
-        self._folder = folder
+        self._folder, self._name = folder, f"{group}-{rank}"
         self._trainer: Trainer | None = None
 
     def version(self) -> int:
@@ -90,9 +90,9 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
 
     def restore(self, version: int) -> int:
         """Load the checkpoint of a version. Returns the version."""
-        with tempfile.TemporaryDirectory(prefix="rlhf-restore-") as staging:
+        with staging(self._store, self._name) as staged:
             prefix = str(Path(self._folder) / "state")
-            folder = CheckpointStore(self._store).open_folder(version, Path(staging), prefix=prefix)
+            folder = CheckpointStore(self._store).open_folder(version, staged, prefix=prefix)
             self._running.load(folder)
         if self._running.version != version:
             raise TrainingError(f"checkpoint {version} holds version {self._running.version}")
@@ -108,14 +108,17 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
 
     def save(self, version: int) -> list[FileEntry]:
         """Write this rank's part of a checkpoint to the store; it counts once the controller commits it."""
-        with tempfile.TemporaryDirectory(prefix="rlhf-save-") as staging:
-            folder = Path(staging) / self._folder
+        with staging(self._store, self._name) as staged:
+            folder = staged / self._folder
             self._running.save(folder / "state")
             if self._export:
                 self._running.export_hf(folder / "hf")
                 if self._running.average is not None:
                     self._running.export_average(folder / "hf_ema")
-            return CheckpointStore(self._store).add_files(version, Path(staging))
+            try:
+                return CheckpointStore(self._store).add_files(version, staged)
+            except StorageError as error:
+                raise type(error)(f"{self._name} could not save checkpoint {version}: {error}") from error
 
     def shutdown(self) -> None:
         """Leave nothing behind that outlives the process."""

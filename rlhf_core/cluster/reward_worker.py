@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.wait import PROCESS_GONE
-from rlhf_core.data import load_tokenizer
 from rlhf_core.errors import WorkerError
 from rlhf_core.rewards.model_source import ModelSource
-from rlhf_core.rewards.model_text import TokenReader, reads_tokens_of
+from rlhf_core.training.reward_source import token_reader
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -57,23 +56,12 @@ def model_source(context: WorkerContext, ranks: Sequence[Any], max_len: int) -> 
         ConfigError: they cannot be loaded.
     """
     config = context.config
-    policy, own = (_tokenizer(context, role) for role in ("policy", "reward"))
-    template = (
-        (config.data.tokenizer_chat_template or policy.chat_template) if config.data.apply_chat_template else None
-    )
     return ModelSource(
         [_scorer(rank) for rank in ranks],
-        TokenReader(own, max_len, takes_ids=reads_tokens_of(own, policy, template)).read,
+        token_reader(config, context.model("reward"), context.model("policy"), max_len),
         micro_batch_size=config.reward.model_micro_batch_size,
         timeout=config.reward.timeout,
         max_retries=config.reward.max_retries,
-    )
-
-
-def _tokenizer(context: WorkerContext, role: str) -> Any:
-    run, data = context.config.run, context.config.data
-    return load_tokenizer(
-        context.model(role), trust_remote_code=run.trust_remote_code, use_fast=not data.disable_fast_tokenizer
     )
 
 

@@ -16,25 +16,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import ray
 
-from rlhf_core.cluster.measures import evaluation_metrics, readable, reward_metrics, staleness_metrics
+from rlhf_core.cluster.measures import (
+    evaluation_metrics,
+    outcomes,
+    readable,
+    reward_metrics,
+    source_metrics,
+    staleness_metrics,
+)
 from rlhf_core.cluster.reward_worker import model_source
 from rlhf_core.cluster.selection import rows_of_batch, trainable, usable_scores, with_rewards
 from rlhf_core.cluster.wait import PROCESS_GONE
-from rlhf_core.errors import RunFailedError, WorkerError
-from rlhf_core.records import RewardRequest, RewardResult, RewardStatus, Trajectory
-from rlhf_core.rewards import check_reward_config, make_reward_source
+from rlhf_core.data import load_tokenizer
+from rlhf_core.errors import ConfigError, RunFailedError, WorkerError
+from rlhf_core.records import RewardResult, RewardStatus, Trajectory
+from rlhf_core.rewards import check_reward_config, make_reward_source, reward_request
 from rlhf_core.rewards.normalise import normalisation_metrics
 from rlhf_core.storage import RewardRow
 from rlhf_core.telemetry import Stopwatch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import TypeAlias
 
     from numpy.typing import NDArray
 
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.experience import Logprobs
+    from rlhf_core.data.tokenizer import Tokenizer
     from rlhf_core.records import Part, StageRef
     from rlhf_core.rewards import WeightedSum
     from rlhf_core.rewards.normalise import NormState
@@ -77,14 +86,18 @@ class ScoringWorker:
     async def start(self, reward_model: Sequence[Any], max_len: int | None) -> None:
         """Start the reward source; code of the user's that cannot be loaded is an error here, not in iteration 0.
 
+        A replay that keeps its source's rewards has none, and does not look at the code.
+
         Args:
             reward_model: the ranks of the trained reward model; none without one.
             max_len: the longest row it reads, tokens.
         """
         from rlhf_core.algorithms.check import check_algorithms  # torch, which the controller must not load
 
-        if self._source is None:
-            await asyncio.to_thread(check_algorithms, self._config)
+        if self._source is not None:
+            return
+        await asyncio.to_thread(check_algorithms, self._config)
+        if self._config.scores:
             await asyncio.to_thread(check_reward_config, self._config.reward)
             model = None
             if max_len is not None:
@@ -94,16 +107,24 @@ class ScoringWorker:
     async def ping(self) -> None:
         """Answer."""
 
-    async def score(self, iteration: int, parts: Sequence[Part], norm_state: NormState) -> Scored:
+    async def score(
+        self,
+        iteration: int,
+        parts: Sequence[Part],
+        norm_state: NormState,
+        groups: Collection[str] | None = None,
+    ) -> Scored:
         """Score every sample of a rollout, or of a round of one.
 
         Args:
             iteration: its number.
             parts: the trajectories.
             norm_state: of the running normalisation, after all that was scored before.
+            groups: only their samples; None: all.
         """
         watch = Stopwatch()
         rows = await asyncio.to_thread(self._store.read_trajectories, parts)
+        rows = rows if groups is None else [row for row in rows if row.group_id in groups]
         scored, norm_state = await self._score(rows, norm_state if self._config.reward.normalize_enable else None)
         part = await asyncio.to_thread(self._store.publish_rewards, iteration, scored)
         failures = Counter(row.result.error or row.result.status for row in scored if row.result.reward is None)
@@ -171,19 +192,38 @@ class ScoringWorker:
             failed=len({row.group_id for row in rows}) - trained,
             metrics={
                 **metrics,
-                **staleness_metrics(chosen, iteration),
+                **(source_metrics(chosen) if self._config.is_replay else staleness_metrics(chosen, iteration)),
                 "advantage/not_finite": float(broken),
                 "advantage/seconds": watch.seconds,
             },
         )
 
-    async def judge(self, parts: Sequence[Part], sample_rows: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Score an evaluation: its metrics, and its first rows for people."""
+    async def check_tokens(self, parts: Sequence[Part]) -> None:
+        """Look whether the policy's tokenizer reads the tokens of a replay as the one did that made them.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        model, config = await asyncio.to_thread(self._context.model, "policy"), self._config
+        tokenizer = await asyncio.to_thread(
+            load_tokenizer,
+            model,
+            trust_remote_code=config.run.trust_remote_code,
+            use_fast=not config.data.disable_fast_tokenizer,
+        )
+        rows = await asyncio.to_thread(self._store.read_trajectories, parts[:1])
+        check_answers(rows, tokenizer, config.actor.model_name_or_path)
+
+    async def judge(
+        self, parts: Sequence[Part], sample_rows: int
+    ) -> tuple[dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:
+        """Score an evaluation: its metrics, its first rows for people, and the outcome of each prompt."""
         rows = await asyncio.to_thread(self._store.read_trajectories, parts)
         answers, _ = await self._score(rows, None)  # as they are: versions are compared
         scored = {(row.group_id, row.sample_index): row.result for row in answers}
         judged = with_rewards(rows, scored)
-        return evaluation_metrics(judged, self._config), [readable(row) for row in judged[:sample_rows]]
+        readable_rows = [readable(row) for row in judged[:sample_rows]]
+        return evaluation_metrics(judged, self._config), readable_rows, outcomes(judged)
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
         """Readable rows for people: the best and the worst first, then others."""
@@ -206,7 +246,7 @@ class ScoringWorker:
         episodes = {(row.group_id, row.sample_index): row for row in sorted(rows, key=lambda row: row.key)}
         asked = [row for row in episodes.values() if not row.failed and row.reward is None]
         assert self._source is not None, "start() comes first"
-        requests = [_request(row) for row in asked]
+        requests = [reward_request(row) for row in asked]
         if norm_state is None:
             answers, norm_state = await self._source.score(requests), {}
         else:
@@ -221,6 +261,20 @@ class ScoringWorker:
         return [RewardRow(group, sample, results[group, sample]) for group, sample in episodes], norm_state
 
 
+def check_answers(rows: Sequence[Trajectory], tokenizer: Tokenizer, model: str) -> None:
+    """``ConfigError`` if answers of one turn read otherwise with this tokenizer than when they were sampled."""
+    for row in rows:
+        if row.failed or len(row.action_ranges) != 1:
+            continue
+        start, end = row.action_ranges[0]
+        read = tokenizer.decode(row.token_ids[start:end].tolist(), skip_special_tokens=True)
+        if read != row.answer:
+            raise ConfigError(
+                f"actor.model_name_or_path={model!r} reads the tokens of group {row.group_id} as {read[:60]!r}, the run that "
+                f"sampled them said {row.answer[:60]!r}: a replay needs a model with the same tokenizer"
+            )
+
+
 async def _merged(references: Sequence[Any]) -> Logprobs:
     """The shares of all ranks."""
     try:
@@ -232,17 +286,3 @@ async def _merged(references: Sequence[Any]) -> Logprobs:
 
 def _finite(values: NDArray[np.float32]) -> bool:
     return bool(np.isfinite(values).all())
-
-
-def _request(row: Trajectory) -> RewardRequest:
-    return RewardRequest(
-        query=row.prompt + row.answer,
-        prompt=row.prompt,
-        answer=row.answer,
-        label=row.label,
-        group_id=row.group_id,
-        sample_index=row.sample_index,
-        datasource=row.datasource,
-        token_ids=row.token_ids,
-        messages=row.messages,
-    )

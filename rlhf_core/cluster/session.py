@@ -7,6 +7,8 @@
               policy or critic at another version, or dead ───┤ newest checkpoint + recorded updates, digests checked
               engine dead, or at another version ─────────────┘ made again, weights synced
 
+A replay, which trains on what another run sampled, has neither engines nor a rollout worker.
+
 Actors outlive a crash of the controller: the next attempt finds them. They go away once the keeper's lease is not renewed.
 """
 
@@ -32,9 +34,10 @@ from rlhf_core.cluster.wait import all_of
 from rlhf_core.errors import DeadlineError, StorageError, WeightSyncError, WorkerError
 from rlhf_core.records import Stage, StageRef
 from rlhf_core.telemetry import get_logger
+from rlhf_core.user_file import FROM_FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Sequence
 
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.groups import ActorGroups
@@ -86,11 +89,12 @@ class RunSession(ActorSession):
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
-    async def open(self, plan_steps: Callable[[DataFacts], Awaitable[PlannedSteps]]) -> DataFacts:
+    async def open(self, plan_steps: Callable[[DataFacts | None], Awaitable[PlannedSteps]]) -> None:
         """Find or make every actor.
 
         Args:
-            plan_steps: told what the prompts are, answers with the optimizer steps of the whole run, or raises.
+            plan_steps: told what the prompts are (None: of a replay), answers with the optimizer steps of the whole run, or
+                raises.
 
         Raises:
             DeadlineError: an actor did not start within ``run.start_timeout``.
@@ -99,8 +103,10 @@ class RunSession(ActorSession):
         self._tenure.begin()
         # Always anew: an earlier attempt's would still hold the task and reward files that have been mended since. So would
         # a half dead group of reference ranks hold up the ranks that join it.
-        await self._kill([*LIGHT_WORKERS, *self._groups.names_of("reference")])
-        self._rollout = self._groups.actor("rollout")
+        own_loss = FROM_FILE.fullmatch(self.config.actor.policy_loss_type)
+        loaded = self._groups.names_of("policy") if own_loss else []
+        await self._kill([*LIGHT_WORKERS, *self._groups.names_of("reference"), *loaded])
+        self._rollout = self._groups.actor("rollout") if self._groups.count("rollout") else None
         self._scoring = self._groups.actor("scoring")
         self._engines = [self._groups.actor("engine", index) for index in range(self._groups.count("engine"))]
         for group in (self._policy, self._critic, self._reference, self._reward):
@@ -110,14 +116,12 @@ class RunSession(ActorSession):
             asyncio.ensure_future(self._start_scoring()),
         ]
         try:
-            (facts,) = await self._starting([self._rollout.start.remote()], "rollout")
-            steps = await plan_steps(facts)
+            steps = await plan_steps(await self._start_rollout())
             self._policy.total_steps, self._critic.total_steps = steps.policy, steps.critic
             await asyncio.gather(self._policy.begin(), self._critic.begin(), self._reference.start(), *loading)
         finally:
             for task in loading:
                 task.cancel()
-        return facts  # type: ignore[no-any-return]
 
     async def tidy(self) -> None:
         """Reward processes, shared memory: what would outlive a killed actor."""
@@ -138,17 +142,17 @@ class RunSession(ActorSession):
     async def _is_ready(self, version: int) -> bool:
         """True if nothing is to be done: all are asked at once."""
         dead, held = await asyncio.gather(
-            any_dead([self._rollout, self._scoring, *self._reference.ranks, *self._reward.ranks]),
+            any_dead([*self._samplers, self._scoring, *self._reference.ranks, *self._reward.ranks]),
             versions_of([*self._policy.ranks, *self._critic.ranks, *self._engines]),
         )
         return not dead and set(held) == {version}
 
     async def _ensure_asked(self) -> None:
         """Those that hold no version: rollout, rewards, reference."""
-        if await any_dead([self._rollout]):
+        if await any_dead(self._samplers):
             await self._kill(["rollout"])
             self._rollout = self._groups.actor("rollout")
-            await self._starting([self._rollout.start.remote()], "rollout")
+            await self._start_rollout()
         if await self._reward.dead():
             await self._reward.replace()
             await self._kill(["scoring"])  # it knows the old ones
@@ -183,6 +187,8 @@ class RunSession(ActorSession):
         return recorded[0].body, experience[1]
 
     async def _ensure_engines(self, version: int) -> None:
+        if not self._engines:
+            return
         held = await versions_of(self._engines)
         for index, found in enumerate(held):
             if found is None or found < 0:
@@ -218,9 +224,15 @@ class RunSession(ActorSession):
         call = self._rollout.rollout.remote(draw, self._engines)
         return (await self._stage([call], f"rollout of iteration {draw.iteration}"))[0]  # type: ignore[no-any-return]
 
-    async def score(self, iteration: int, parts: Sequence[Part], norm_state: NormState) -> Scored:
-        """Score what a rollout, or a round of one, left."""
-        call = self._scoring.score.remote(iteration, parts, norm_state)
+    async def check_tokens(self, parts: Sequence[Part]) -> None:
+        """Refuse trajectories that another tokenizer made; see ``ScoringWorker.check_tokens``."""
+        await self._stage([self._scoring.check_tokens.remote(parts)], "tokens of the trajectories")
+
+    async def score(
+        self, iteration: int, parts: Sequence[Part], norm_state: NormState, groups: Collection[str] | None = None
+    ) -> Scored:
+        """Score what a rollout, or a round of one, left: all of it, or only these groups."""
+        call = self._scoring.score.remote(iteration, parts, norm_state, groups)
         return (await self._stage([call], f"rewards of iteration {iteration}"))[0]  # type: ignore[no-any-return]
 
     async def assemble(self, iteration: int, rollout: StageRef, reward: StageRef, kl_coef: float) -> Assembled:
@@ -257,19 +269,31 @@ class RunSession(ActorSession):
         shares = await asyncio.gather(self._policy.save(version), self._critic.save(version))
         return [entry for share in shares for entry in share]
 
-    async def evaluate(self, version: int) -> tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]]]:
-        """Answer the held-out prompts and score the answers: shards, metrics, and a few rows for people."""
+    async def evaluate(
+        self, version: int
+    ) -> tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:
+        """Answer the held-out prompts and score the answers: shards, metrics, a few rows for people, and each prompt's outcome."""
         what = f"evaluation of version {version}"
         parts, rollout = (await self._stage([self._rollout.evaluate.remote(version, self._engines)], what))[0]
         rows = self.config.run.sample_rows
-        metrics, samples = (await self._stage([self._scoring.judge.remote(parts, rows)], what))[0]
-        return parts, {**metrics, "eval/seconds": rollout["rollout/seconds"]}, samples
+        metrics, samples, outcomes = (await self._stage([self._scoring.judge.remote(parts, rows)], what))[0]
+        return parts, {**metrics, "eval/seconds": rollout["rollout/seconds"]}, samples, outcomes
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
         """Readable rows of an iteration."""
         return (await self._stage([self._scoring.samples.remote(rollout, reward, count)], "sample answers"))[0]  # type: ignore[no-any-return]
 
     # --- private ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _samplers(self) -> list[Any]:
+        """The rollout worker, where there is one."""
+        return [] if self._rollout is None else [self._rollout]
+
+    async def _start_rollout(self) -> DataFacts | None:
+        """What the prompts are; None without a worker that owns them."""
+        facts = await self._starting([worker.start.remote() for worker in self._samplers], "rollout")
+        return facts[0] if facts else None
 
     async def _start_engines(self, engines: Sequence[Any]) -> None:
         await self._starting([engine.start.remote() for engine in engines], "engines")

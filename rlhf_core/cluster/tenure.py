@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.wait import one
-from rlhf_core.errors import DeadlineError, LeaseError, StorageError, WorkerError
+from rlhf_core.errors import ClusterLostError, DeadlineError, LeaseError, StorageError, WorkerError
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -52,10 +52,13 @@ class Tenure:
 
         Raises:
             LeaseError: another process may work on the run by now.
+            ClusterLostError: nobody holds its actors: their cluster is gone.
         """
         run_id = self._lease.run_store.run_id
         if self._renewal is not None and self._renewal.done() and not self._renewal.cancelled():
             error = self._renewal.exception()
+            if isinstance(error, ClusterLostError):
+                raise error
             raise LeaseError(f"the lease of run {run_id} is lost: {error}") from error
         if time.time() > self._lease.expires_at:
             raise LeaseError(

@@ -12,6 +12,7 @@ from pydantic_core import PydanticUndefined
 
 from rlhf_core.config.chain import ChainConfig, StageConfig
 from rlhf_core.config.model import Config
+from rlhf_core.config.retrain import RetrainConfig
 from rlhf_core.config.rules import NOT_BUILT
 from rlhf_core.config.supervised import SupervisedConfig
 
@@ -44,6 +45,15 @@ A file for `rlhf chain`, which runs several of the above one after the other: [r
 |---|---|---|"""
 
 
+RETRAIN_HEAD = """# Retraining
+
+A file for `rlhf retrain`: what each turn trains, and when its model is promoted: [retraining.md](retraining.md). On the command line
+`key=value` is of these keys, `section.key=value` of what is trained.
+
+| key | default | meaning |
+|---|---|---|"""
+
+
 def render() -> str:
     """The page."""
     lines = [HEAD]
@@ -57,6 +67,8 @@ def render() -> str:
     common = ChainConfig.model_fields["common"]
     lines.append(_row("common", common.default, common.description or ""))
     lines += [_row(*entry) for entry in _fields(StageConfig, "stages.", None)]
+    lines.append(RETRAIN_HEAD)
+    lines += [_row(*entry) for entry in _fields(RetrainConfig, "", None)]
     return "\n".join([*lines, ""])
 
 

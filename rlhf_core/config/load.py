@@ -13,14 +13,15 @@ from pydantic import BaseModel, ValidationError
 
 from rlhf_core.config.chain import ChainConfig
 from rlhf_core.config.model import Config
+from rlhf_core.config.retrain import RetrainConfig
 from rlhf_core.config.supervised import SupervisedConfig
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Tree = TypeVar("Tree", Config, SupervisedConfig, ChainConfig)
-Kind: TypeAlias = Literal["rewards", "supervised", "chain"]
+Tree = TypeVar("Tree", Config, SupervisedConfig, ChainConfig, RetrainConfig)
+Kind: TypeAlias = Literal["rewards", "supervised", "chain", "retrain"]
 
 EXTENDS = "extends"
 
@@ -89,10 +90,42 @@ def parse_chain_config(data: Mapping[str, Any], overrides: Iterable[str] = ()) -
     return _parse(ChainConfig, data, (), "the chain").with_overrides(overrides)
 
 
+def load_retrain_config(path: str | Path, overrides: Iterable[str] = ()) -> RetrainConfig:
+    """A retraining. What its turns train is looked at by ``plan_turn``.
+
+    Args:
+        path: as ``load_config``. A ``config`` that lies beside this file is found there.
+        overrides: ``key=value`` of the retraining itself (``margin=0.1``, ``approval.enable=true``), or ``section.key=value``
+            of what it trains, on top of all the file says.
+
+    Raises:
+        ConfigError: with every problem found.
+    """
+    retraining = _parse_retraining(read_yaml(path), overrides, str(path))
+    return retraining.model_copy(update={"config": _beside(_find(path).parent, retraining.config)})
+
+
+def parse_retrain_config(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> RetrainConfig:
+    """The same for a mapping."""
+    return _parse_retraining(data, overrides, "the retraining")
+
+
+def _parse_retraining(data: Mapping[str, Any], overrides: Iterable[str], source: str) -> RetrainConfig:
+    own: list[str] = []
+    trained: list[str] = []
+    for override in overrides:
+        section = override.partition("=")[0].strip().removeprefix("--").partition(".")[0]
+        (own if section in RetrainConfig.model_fields else trained).append(override)
+    retraining = _parse(RetrainConfig, data, own, source)
+    return retraining.model_copy(update={"overrides": (*retraining.overrides, *trained)})
+
+
 def kind_of(data: Mapping[str, Any]) -> Kind:
     """What a file is for, by its sections."""
     if "stages" in data:
         return "chain"
+    if "config" in data:
+        return "retrain"
     return "supervised" if "model" in data and "actor" not in data else "rewards"
 
 

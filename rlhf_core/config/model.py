@@ -181,8 +181,10 @@ class DataConfig(Section):
     """Plain-text template with exactly one ``{}`` for the prompt, instead of a chat template."""
     max_len: PositiveInt = 2048
     """Prompt plus answer, tokens."""
+    only_rows: str | None = None
+    """A file, or a URL, with a JSON list of row ids: only these rows are used. Each must be there."""
     max_samples: PositiveInt | None = None
-    """Use only the first rows of each dataset."""
+    """Use only the first rows of each dataset, of those in ``only_rows``."""
     overlong: Literal["drop", "error"] = "drop"
     """A prompt that leaves no room for an answer is dropped and counted, or refused."""
     disable_fast_tokenizer: bool = False
@@ -383,6 +385,17 @@ class WandbConfig(Section):
     """Project."""
 
 
+class ReplayConfig(Section):
+    """Training on what another run sampled, instead of sampling: what ``rlhf replay`` fills in (docs/replay.md)."""
+
+    source: str | None = None
+    """The run with the trajectories: its id below ``storage.root``, or its URL. null: this run samples for itself."""
+    iterations: tuple[NonNegativeInt, NonNegativeInt] | None = None
+    """First and last iteration of the source to train on; default: all that have rewards when the replay first starts."""
+    rewards: Literal["source", "anew"] = "source"
+    """Take the rewards that the source gave, or score its answers again."""
+
+
 class LoggerConfig(Section):
     """Where metrics go."""
 
@@ -390,6 +403,9 @@ class LoggerConfig(Section):
     """MLflow tracking URI; default: $MLFLOW_TRACKING_URI; neither: no tracker."""
     mlflow_experiment: str = "rlhf"
     """MLflow experiment."""
+    mlflow_model: str | None = None
+    """A model of MLflow's registry: every checkpoint with an exported model becomes a version of it (docs/retraining.md). One
+    for all runs of a task, so that its alias ``best`` compares like with like. Default: none."""
     tensorboard_dir: str | None = None
     """TensorBoard folder."""
     wandb: WandbConfig = WandbConfig()
@@ -402,9 +418,10 @@ class StorageConfig(Section):
     root: str = ".rlhf/runs"
     """Any fsspec URL or folder; everything of a run lies under ``{root}/{run_id}/``."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Options of the fsspec file system (endpoints; never credentials: those come from the environment)."""
+    """Options of the fsspec file system, such as ``s3_additional_kwargs`` for encryption by the store. Never credentials:
+    those come from the environment, and so does the endpoint of an S3 store (docs/storage.md)."""
     timeout: PositiveFloat = 60
-    """Seconds one storage operation may take, retries included."""
+    """Seconds one storage operation may take, retries included; of a large object, one part of it."""
 
 
 class RunConfig(Section):
@@ -457,6 +474,8 @@ class Config(Section):
     """Held-out prompts."""
     ckpt: CheckpointConfig = CheckpointConfig()
     """Snapshots."""
+    replay: ReplayConfig = ReplayConfig()
+    """Training on what another run sampled."""
     logger: LoggerConfig = LoggerConfig()
     """Where metrics go."""
     storage: StorageConfig = StorageConfig()
@@ -514,6 +533,16 @@ class Config(Section):
     def fills_batches(self) -> bool:
         """True if a batch is filled in rounds: groups may be filtered, generated ahead, or generated in smaller lots."""
         return self.algo.dynamic_filtering_enable or self.generate_batch_size != self.rollout.batch_size
+
+    @property
+    def is_replay(self) -> bool:
+        """True if the run trains on what another one sampled."""
+        return self.replay.source is not None
+
+    @property
+    def scores(self) -> bool:
+        """True if answers are scored: a replay may take the rewards that they have."""
+        return not self.is_replay or self.replay.rewards == "anew"
 
     @property
     def needs_reference(self) -> bool:

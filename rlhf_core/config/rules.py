@@ -31,7 +31,6 @@ NOT_BUILT: dict[str, str] = {
     "ds.use_liger_kernel": "Liger kernels",
     "ds.load_in_4bit": "QLoRA",
     "ds.enable_sleep": "sleep of the training states",
-    "ds.use_universal_ckpt": "universal checkpoints",
     "ds.lora": "LoRA",
     "vllm.enable_sleep": "sleep of the engines",
     "data.max_images_per_prompt": "vision-language prompts",
@@ -56,6 +55,8 @@ FIXED_GAMMA = NEEDS_GROUP
 CREDENTIAL = re.compile(
     r"(^|[^a-z])(key|secret|token|password|passwd|passphrase|credentials?|connection_string)([^a-z]|$)", re.IGNORECASE
 )
+CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # where SSECustomerKey has words
+NO_CREDENTIAL = re.compile(r"kms_key|bucket_key|key_md5", re.IGNORECASE)  # which of a store's keys to encrypt with
 MODELS = ("actor", "ref", "critic", "reward")  # sections that name one
 URLS = ("storage.root", "logger.mlflow_uri", "run.ray_address")
 
@@ -160,6 +161,20 @@ def clipping_problems(config: Config | SupervisedConfig, *sections: str) -> Iter
         optim, key = value_at(config, f"{section}.optim"), f"{section}.max_norm"
         if optim == "muon" and value_at(config, key) != default_at(config, key):
             yield f"{key}={value_at(config, key):g} clips nothing with {section}.optim='muon': remove it"
+
+
+def universal_is_whole(config: Config) -> Iterator[str]:
+    """A universal checkpoint holds all that training goes on from."""
+    yield from universal_problems(config)
+
+
+def universal_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """fp16 has a loss scale besides, which each form of DeepSpeed's optimizers keeps in its own way."""
+    if config.ds.use_universal_ckpt and config.ds.param_dtype == "fp16":
+        yield (
+            "ds.use_universal_ckpt does not save the loss scale of ds.param_dtype='fp16': use bf16 or fp32, or remove "
+            "ds.use_universal_ckpt"
+        )
 
 
 def steps_divide(config: Config) -> Iterator[str]:
@@ -374,6 +389,40 @@ def run_model_problems(config: Config | SupervisedConfig, *keys: str) -> Iterato
                 yield f"{key}: {error}"
 
 
+def replay_is_complete(config: Config) -> Iterator[str]:
+    """A replay has a source and no engine. What may differ from the source is looked at when the run starts."""
+    replay = config.replay
+    if replay.source is None:
+        for key in ("replay.iterations", "replay.rewards"):
+            if value_at(config, key) != default_at(config, key):
+                yield f"{key}={value_at(config, key)!r} without replay.source: name the run with the trajectories"
+        return
+    if "@" in urlsplit(replay.source).netloc:
+        yield (
+            "replay.source is a URL with a user or password in it, and the configuration is stored and shown: remove them, and "
+            "use the environment"
+        )
+    if replay.iterations is not None and replay.iterations[0] > replay.iterations[1]:
+        yield f"replay.iterations={list(replay.iterations)} are none: give [first, last]"
+    if config.eval.dataset:
+        yield (
+            "eval.dataset needs an engine to answer it, and a replay has none: remove it, and evaluate a checkpoint of the "
+            "replay with a run of its own (actor.model_name_or_path=run:ID)"
+        )
+
+
+def registered_model_is_named(config: Config) -> Iterator[str]:
+    """MLflow's own limits: else the run would fail as it registers its first checkpoint."""
+    yield from registered_model_problems(config)
+
+
+def registered_model_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """What is wrong with ``logger.mlflow_model``, whatever is trained."""
+    model = config.logger.mlflow_model
+    if model is not None and (not model.strip() or len(model) > 256 or any(mark in model for mark in "/:'\"")):
+        yield f"logger.mlflow_model={model!r} cannot name a registered model: use up to 256 characters without / : ' and \""
+
+
 def steps_are_positive(config: Config) -> Iterator[str]:
     """0 means neither 'never' nor 'always': say which."""
     yield from step_problems(config)
@@ -389,6 +438,8 @@ def step_problems(config: Config | SupervisedConfig) -> Iterator[str]:
 def no_credentials(config: Config) -> Iterator[str]:
     """The configuration is stored with the run and shown by trackers."""
     yield from credential_problems(config)
+    if "@" in urlsplit(config.data.only_rows or "").netloc:
+        yield "data.only_rows is a URL with a user or password in it, and the configuration is stored and shown: remove them"
     for url in config.reward.remote_url:
         if "@" in url or any(CREDENTIAL.search(name) for name, _ in parse_qsl(url.partition("?")[2])):
             yield (
@@ -417,7 +468,8 @@ def credential_keys(tree: Any, prefix: str) -> Iterator[str]:
     if isinstance(tree, dict):
         for key, value in tree.items():
             path = f"{prefix}.{key}"
-            if CREDENTIAL.search(str(key)):
+            words = CAMEL_CASE.sub("_", str(key))
+            if CREDENTIAL.search(words) and not NO_CREDENTIAL.search(words):
                 yield path
             else:
                 yield from credential_keys(value, path)
@@ -459,6 +511,7 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     gamma_is_one,
     freezing_leaves_iterations,
     muon_is_not_clipped,
+    universal_is_whole,
     steps_divide,
     filtering_can_keep,
     rounds_can_fill,
@@ -471,6 +524,8 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     evaluation_is_complete,
     best_metric_exists,
     run_models_are_named,
+    replay_is_complete,
+    registered_model_is_named,
     steps_are_positive,
     backends_match_device,
     no_credentials,

@@ -35,6 +35,11 @@ def muon_is_not_clipped(config: SupervisedConfig) -> Iterator[str]:
     yield from rules.clipping_problems(config, "model")
 
 
+def universal_is_whole(config: SupervisedConfig) -> Iterator[str]:
+    """A universal checkpoint holds all that training goes on from."""
+    yield from rules.universal_problems(config)
+
+
 def budget_holds_a_row(config: SupervisedConfig) -> Iterator[str]:
     """A micro-batch holds at least one row."""
     budget, longest = config.train.max_tokens_per_gpu, config.data.max_len
@@ -69,6 +74,11 @@ def run_models_are_named(config: SupervisedConfig) -> Iterator[str]:
     yield from rules.run_model_problems(config, "model.model_name_or_path", "dpo.ref_model_name_or_path")
 
 
+def registered_model_is_named(config: SupervisedConfig) -> Iterator[str]:
+    """MLflow's own limits."""
+    yield from rules.registered_model_problems(config)
+
+
 def label_smoothing_is_dpo(config: SupervisedConfig) -> Iterator[str]:
     """IPO has no likelihood to smooth."""
     if config.dpo.loss == "ipo" and config.dpo.label_smoothing > 0:
@@ -92,6 +102,7 @@ SHARED = ("ds.", "ckpt.", "logger.")
 RULES: tuple[Callable[[SupervisedConfig], Iterator[str]], ...] = (
     only_what_is_built,
     muon_is_not_clipped,
+    universal_is_whole,
     steps_divide,
     budget_holds_a_row,
     templates_agree,
@@ -99,6 +110,7 @@ RULES: tuple[Callable[[SupervisedConfig], Iterator[str]], ...] = (
     evaluation_has_data,
     best_metric_exists,
     run_models_are_named,
+    registered_model_is_named,
     label_smoothing_is_dpo,
     no_credentials,
 )

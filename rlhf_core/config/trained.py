@@ -140,7 +140,7 @@ class DeepSpeedConfig(Section):
     enable_sleep: bool = False
     """Move training states to host memory while the engines generate (colocated runs)."""
     use_universal_ckpt: bool = False
-    """Checkpoints that load with another world size."""
+    """Checkpoints by parameter: a run can be resumed with other numbers of ranks and another ``zero_stage``. Not with fp16."""
     lora: LoraConfig = LoraConfig()
     """Low-rank adapters."""
     logprob_chunk: PositiveInt = 1024

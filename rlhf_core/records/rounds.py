@@ -51,6 +51,7 @@ class Round:
     scored: dict[str, Any]  # what the scoring gave, as JSON: reward parts, metrics, failures, scores by group
     tally: dict[str, Any] = field(default_factory=dict)  # what the sampling counted, as JSON
     resumed_groups: int = 0  # found published by an earlier attempt
+    user_code: dict[str, str] = field(default_factory=dict)  # the user's Python files that scored it -> sha256
 
     @property
     def reward_parts(self) -> tuple[Part, ...]:

@@ -158,8 +158,10 @@ class CheckpointStore:
 
         checkpoint.json goes first: what a crash in the middle leaves is never taken for a checkpoint.
         """
-        self.run_store.objects.delete(_path(version, MARKER))
-        self.run_store.objects.remove_folder(_folder(version))
+        objects = self.run_store.objects
+        objects.delete(_path(version, MARKER))
+        _in_parallel(objects.delete, objects.list(_folder(version)))
+        objects.remove_folder(_folder(version))
 
     def files(self, version: int, prefix: str = "") -> list[FileEntry]:
         """The files of a complete checkpoint below ``prefix``; ``CorruptShardError`` if it is not complete."""

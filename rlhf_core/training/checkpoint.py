@@ -3,7 +3,8 @@
 ::
 
     folder/
-      deepspeed/…       weights, masters and optimizer states (DeepSpeed's own files)
+      deepspeed/…       weights, masters and optimizer states (DeepSpeed's own files: for as many ranks and the same ZeRO stage)
+      universal/…       or, with ds.use_universal_ckpt, the same by parameter: for any number of ranks and any stage
       rng_rank0.pt …    random states: python, numpy, torch
       ema_rank0.pt …    the moving average, where there is one
       trainer.json      version, optimizer steps, and what the state fits to (written last)
@@ -22,6 +23,7 @@ from torch import distributed
 from transformers import AutoTokenizer
 
 from rlhf_core.errors import TrainingError
+from rlhf_core.training.universal import load_universal, save_universal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from rlhf_core.training.ranks import RankInfo
 
 STATE_FOLDER = "deepspeed"
+UNIVERSAL_FOLDER = "universal"
 TAG = "state"
 TRAINER_FILE = "trainer.json"
 
@@ -46,6 +49,7 @@ class TrainerState:
     world_size: int
     zero_stage: int
     param_dtype: str
+    universal: bool = False  # other numbers of ranks and ZeRO stages may go on from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,42 +67,52 @@ class TokenizerSource:
         tokenizer.save_pretrained(folder)
 
 
-def save_state(engine: Any, folder: Path, state: TrainerState, rank: RankInfo, average: MovingAverage | None) -> None:
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A model under DeepSpeed, as it is saved and restored."""
+
+    engine: Any
+    hf_model: PreTrainedModel
+    average: MovingAverage | None
+    rank: RankInfo
+
+
+def save_state(learner: Learner, folder: Path, state: TrainerState) -> None:
     """Write the whole training state below ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    engine.save_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
-    torch.save(_rng_state(), folder / _rng_file(rank))
-    if average is not None:
-        average.save(folder)
+    if state.universal:
+        save_universal(learner.hf_model, learner.engine.optimizer, folder / UNIVERSAL_FOLDER, learner.rank)
+    else:
+        learner.engine.save_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
+    torch.save(_rng_state(), folder / _rng_file(learner.rank))
+    if learner.average is not None:
+        learner.average.save(folder)
     distributed.barrier()
-    if rank.rank == 0:
+    if learner.rank.rank == 0:
         (folder / TRAINER_FILE).write_text(json.dumps(asdict(state), indent=1), encoding="utf-8")
     distributed.barrier()
 
 
-def load_state(
-    engine: Any, folder: Path, expected: TrainerState, rank: RankInfo, average: MovingAverage | None
-) -> TrainerState:
+def load_state(learner: Learner, folder: Path, expected: TrainerState) -> TrainerState:
     """Restore what ``save_state`` wrote.
 
     Raises:
-        TrainingError: no such checkpoint, or one of another number of ranks, ZeRO stage or type.
+        TrainingError: no such checkpoint, or one of another type; or, where it is not universal, of another number of ranks or
+            ZeRO stage.
     """
     state = _read_trainer_state(folder)
-    for name, key in (
-        ("world_size", "the ranks of this model (num_nodes × num_gpus_per_node)"),
-        ("zero_stage", "ds.zero_stage"),
-        ("param_dtype", "ds.param_dtype"),
-    ):
-        was, now = getattr(state, name), getattr(expected, name)
-        if was != now:
-            raise TrainingError(f"checkpoint {folder} was written with {name}={was}, this run has {now}: restore {key}")
-    loaded, _ = engine.load_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
-    if loaded is None:
-        raise TrainingError(f"checkpoint {folder} has no readable {STATE_FOLDER}/{TAG}: use another checkpoint")
-    if average is not None:
-        average.load(folder)
-    _restore_rng(torch.load(folder / _rng_file(rank), weights_only=True))
+    _check_fits(state, expected, folder)
+    if state.universal:
+        load_universal(learner.hf_model, learner.engine.optimizer, folder / UNIVERSAL_FOLDER)
+    else:
+        loaded, _ = learner.engine.load_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
+        if loaded is None:
+            raise TrainingError(f"checkpoint {folder} has no readable {STATE_FOLDER}/{TAG}: use another checkpoint")
+    if learner.average is not None:
+        learner.average.load(folder)
+    random_states = folder / _rng_file(learner.rank)
+    if random_states.is_file():  # a rank that there was not keeps those it began with
+        _restore_rng(torch.load(random_states, weights_only=True))
     return state
 
 
@@ -118,6 +132,18 @@ def export_hf(
         hf_model.save_pretrained(folder, state_dict=weights)
         tokenizer.write(folder)
     distributed.barrier()
+
+
+def _check_fits(state: TrainerState, expected: TrainerState, folder: Path) -> None:
+    remedies = {"param_dtype": "restore ds.param_dtype"}
+    if not state.universal:
+        universal = "only checkpoints written with ds.use_universal_ckpt=true fit another one"
+        remedies["world_size"] = f"restore the ranks of this model (num_nodes × num_gpus_per_node); {universal}"
+        remedies["zero_stage"] = f"restore ds.zero_stage; {universal}"
+    for name, remedy in remedies.items():
+        was, now = getattr(state, name), getattr(expected, name)
+        if was != now:
+            raise TrainingError(f"checkpoint {folder} was written with {name}={was}, this run has {now}: {remedy}")
 
 
 def _read_trainer_state(folder: Path) -> TrainerState:

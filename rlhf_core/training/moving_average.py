@@ -50,27 +50,27 @@ class MovingAverage:
 
     def save(self, folder: Path) -> None:
         """Write this rank's share."""
-        torch.save(self._average, folder / self._file)
+        torch.save(self._average, folder / f"ema_rank{self._rank.rank}.pt")
 
     def load(self, folder: Path) -> None:
-        """Go on from what ``save`` wrote.
+        """Go on from what ``save`` wrote, on whatever number of ranks.
 
         Raises:
             TrainingError: the checkpoint has no average, or one of another model.
         """
-        file = folder / self._file
-        if not file.is_file():
+        files = sorted(folder.glob("ema_rank*.pt"))
+        if not files:
             raise TrainingError(
                 f"checkpoint {folder} has no moving average: it was written with train.enable_ema=false"
             )
-        saved = torch.load(file, weights_only=True)
-        if saved.keys() != self._average.keys():
-            raise TrainingError(f"{file} is the moving average of another model")
+        saved = {}
+        for file in files:
+            shares = torch.load(file, weights_only=True, mmap=True)  # read where it is copied only
+            saved.update({name: shares[name].clone() for name in shares.keys() & self._average.keys()})
+        shapes = ({name: average.shape for name, average in averages.items()} for averages in (saved, self._average))
+        if next(shapes) != next(shapes):
+            raise TrainingError(f"{folder} holds the moving average of another model")
         self._average = saved
-
-    @property
-    def _file(self) -> str:
-        return f"ema_rank{self._rank.rank}.pt"
 
     def _mine(self) -> Iterator[tuple[str, torch.Tensor]]:
         for index, (name, weight) in enumerate(master_weights(self._model, self._optimizer)):

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-# The version of a model in the middle of an update: should the update break off, nobody takes the weights for version k.
+# The version of a model in the middle of an update or a restore: should it break off, nobody takes the weights for version k.
 HALF_UPDATED = -2
 
 
@@ -180,15 +180,17 @@ class EngineTrainer:
 
     def save(self, folder: str | Path) -> None:
         """Write the whole training state below a local folder."""
-        checkpoint.save_state(self.engine, Path(folder), self._state(), self.rank, self.average)
+        checkpoint.save_state(self._learner, Path(folder), self._state())
 
     def load(self, folder: str | Path) -> None:
         """Go on from what ``save`` wrote, bit for bit.
 
         Raises:
-            TrainingError: no such checkpoint, or one of another number of ranks, ZeRO stage or type.
+            TrainingError: no such checkpoint, or one of another type; or, where it is not universal, of another number of
+                ranks or ZeRO stage.
         """
-        state = checkpoint.load_state(self.engine, Path(folder), self._state(), self.rank, self.average)
+        expected, self.version = self._state(), HALF_UPDATED  # until it is loaded whole
+        state = checkpoint.load_state(self._learner, Path(folder), expected)
         self.version, self.optimizer_steps = state.version, state.optimizer_steps
 
     def _initialize(self, model: TrainedModel) -> tuple[Any, list[float]]:
@@ -214,6 +216,10 @@ class EngineTrainer:
         gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
         return float(torch.nn.utils.get_total_norm(gradients))
 
+    @property
+    def _learner(self) -> checkpoint.Learner:
+        return checkpoint.Learner(self.engine, self.hf_model, self.average, self.rank)
+
     def _state(self) -> checkpoint.TrainerState:
         return checkpoint.TrainerState(
             version=self.version,
@@ -221,6 +227,7 @@ class EngineTrainer:
             world_size=self.rank.world_size,
             zero_stage=self._ds.zero_stage,
             param_dtype=self._ds.param_dtype,
+            universal=self._ds.use_universal_ckpt,
         )
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed
 
+from rlhf_core.training.fragments import replicated_masters
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -35,7 +37,7 @@ def master_weights(hf_model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[
     if all(parameter.dtype == torch.float32 for parameter in parameters.values()):
         yield from named_weights(hf_model)
         return
-    replicated = _replicated_masters(optimizer)
+    replicated = replicated_masters(optimizer)
     for name, parameter in parameters.items():
         yield name, replicated[id(parameter)] if replicated else _sharded_master(parameter)
 
@@ -51,14 +53,6 @@ def weight_digest(hf_model: PreTrainedModel, optimizer: Any) -> str:
     digest = [sha256.hexdigest()]
     distributed.broadcast_object_list(digest, src=0)
     return digest[0]
-
-
-def _replicated_masters(optimizer: Any) -> dict[int, torch.Tensor]:
-    """ZeRO 0 in half precision: id of the parameter to its master weight."""
-    if not hasattr(optimizer, "fp32_groups"):
-        return {}
-    pairs = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-    return {id(low): high for lows, highs in pairs for low, high in zip(lows, highs, strict=True)}
 
 
 def _sharded_master(parameter: torch.nn.Parameter) -> torch.Tensor:

@@ -44,10 +44,10 @@ def test_bf16_policy_makes_rewarded_tokens_likelier(ranks, tiny_model, stage):
     assert reports[-1].approx_kl < reports[0].approx_kl - 0.05
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_restored_run_goes_on_bit_for_bit_case_14(ranks, tiny_model, tmp_path, stage):
+@pytest.mark.parametrize(("stage", "universal"), [(2, False), (3, False), (0, True), (1, True), (2, True), (3, True)])
+def test_a_restored_run_goes_on_bit_for_bit_case_14(ranks, tiny_model, tmp_path, stage, universal):
     batches = [cases.experiences(seed=seed) for seed in range(4)]
-    settings = ["ds.param_dtype=bf16", f"ds.zero_stage={stage}"]
+    settings = ["ds.param_dtype=bf16", f"ds.zero_stage={stage}", f"ds.use_universal_ckpt={universal}"]
     [(_, digests)] = ranks.run(cases.updates, str(tiny_model), batches, settings)
 
     [(_, digest, _)] = ranks.run(cases.continued, str(tiny_model), batches, settings, tmp_path)

@@ -1,9 +1,9 @@
 """Whole runs in one process, on real parts: Prefect server, MLflow server, Ray, vLLM, DeepSpeed.
 
-run      seed   what it is for
-first    1      everything that a run leaves behind
-again    1      the same, bit for bit
-other    2      not the same
+run      seed   log      what it is for
+first    1      local    everything that a run leaves behind
+again    1      S3       the same, bit for bit
+other    2      local    not the same
 """
 
 import json
@@ -14,6 +14,8 @@ import pytest
 from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 
+from flows import iteration
+from flows.replay import replay
 from flows.train import train
 from rlhf_core.errors import ConfigError
 from rlhf_core.records import Stage
@@ -71,7 +73,7 @@ def finish(prefect_api, mlflow_uri, ray_cluster, root):
     """Run something to its end, each run once per session."""
     done = {}
 
-    async def run(run_id, *overrides):
+    async def run(run_id, *overrides, root=root):
         if run_id not in done:
             places = [f"storage.root={root}", f"logger.mlflow_uri={mlflow_uri}"]
             result = await train(CONFIG, [*SMALL, *places, *overrides], run_id)
@@ -143,9 +145,9 @@ async def test_reference_and_policy_agree_until_the_first_update(finish) -> None
     assert kl[2] > kl[1] > 1e-6
 
 
-async def test_same_seed_gives_the_same_run_bit_for_bit(finish) -> None:
-    """CASE 114, and It-must-show 4."""
-    first, again = await finish("first"), await finish("again")
+async def test_same_seed_gives_the_same_run_bit_for_bit(finish, s3) -> None:
+    """CASE 114, and It-must-show 4; wherever the log lies."""
+    first, again = await finish("first"), await finish("again", root=f"s3://{s3.bucket}/pipeline")
 
     for k in range(ITERATIONS):
         for one, two in zip(first.rows(k), again.rows(k), strict=True):
@@ -154,6 +156,21 @@ async def test_same_seed_gives_the_same_run_bit_for_bit(finish) -> None:
             assert np.array_equal(one.token_ids, two.token_ids)
             assert np.array_equal(one.rollout_logprobs, two.rollout_logprobs)
     assert first.digests == again.digests
+
+
+async def test_a_run_on_s3_leaves_checkpoints_that_load_and_no_key_anywhere(finish, s3, home, tmp_path) -> None:
+    """CASE 119: nor in its log, in Prefect, in MLflow, or in what the servers write."""
+    first, again = await finish("first"), await finish("again", root=f"s3://{s3.bucket}/pipeline")
+
+    folder = CheckpointStore(again.store).open_folder(3, tmp_path / "staging", prefix="hf")
+    places = [path for path in home.rglob("*") if path.is_file() and path.suffix in (".db", ".log", ".db-wal")]
+    written = [path.read_bytes() for path in places] + [again.store.objects.read(p) for p in again.store.objects.list()]
+
+    kept = CheckpointStore(first.store).open_folder(3, tmp_path, prefix="hf")
+    assert (folder / "model.safetensors").read_bytes() == (kept / "model.safetensors").read_bytes()
+    assert [pointer["version"] for pointer in map(again.store.pointer, ("latest", "best"))] == [3, 3]
+    assert {path.suffix for path in places} >= {".db", ".log"}
+    assert not any(s3.environment["AWS_SECRET_ACCESS_KEY"].encode() in data for data in written)
 
 
 async def test_another_seed_gives_another_run(finish) -> None:
@@ -261,3 +278,62 @@ async def test_resuming_with_another_configuration_is_refused(finish, root) -> N
 
     with pytest.raises(ConfigError, match=r"actor\.adam\.lr: 0\.015 in the run, 0\.5 now"):
         await train(CONFIG, [*SMALL, f"storage.root={root}", "actor.adam.lr=0.5"], "first")
+
+
+# --- replays: no engine, nothing sampled
+
+
+async def test_iterations_are_reproduced_bit_for_bit_from_the_log(finish, root) -> None:
+    run = await finish("first")
+
+    result = await replay(run.store.url, "reproduce", iterations="1..2", run_id="scratch")
+
+    done = [(row["iteration"], row["experience"], row["weights"]) for row in result["iterations"]]
+    assert done == [(1, "same", "same"), (2, "same", "same")]
+    assert result["same"]
+    assert RunStore("scratch", root).objects.list() == []
+
+
+async def test_what_if_is_a_run_of_its_own_on_the_same_trajectories_and_goes_on_after_a_crash(
+    finish, root, monkeypatch
+) -> None:
+    """Broken off in iteration 1, after the advantages, which are those of rloo."""
+    run = await finish("first")
+    changes = ["algo.advantage.estimator=rloo"]
+    with monkeypatch.context() as broken:
+        broken.setattr(iteration, "update", breaks_in(1))
+        with pytest.raises(Stopped):
+            await replay(run.store.url, changes=changes, run_id="rloo")
+    what_if = Finished(
+        await replay(run.store.url, changes=changes, run_id="rloo", resume="must"), RunStore("rloo", root)
+    )
+
+    assert what_if.result["version"] == ITERATIONS
+    for k in range(ITERATIONS):
+        assert [part.sha256 for part in what_if.manifest(k, Stage.ROLLOUT).parts] == [
+            part.sha256 for part in run.manifest(k, Stage.ROLLOUT).parts
+        ]
+    assert not set(what_if.digests) & set(run.digests)
+    shares = [
+        what_if.manifest(k, Stage.EXPERIENCE).body["metrics"]["mismatch/effective_share"] for k in range(ITERATIONS)
+    ]
+    assert shares[0] == pytest.approx(1, abs=1e-3) > shares[-1]
+    assert what_if.store.read_run()["replay"]["source_url"] == run.store.url
+    assert CheckpointStore(what_if.store).versions()[-1] == ITERATIONS
+    assert what_if.result["tracker"] not in (None, run.result["tracker"])
+
+
+class Stopped(Exception):
+    """The flow's process is told to stop."""
+
+
+def breaks_in(number):
+    """The update task, which stops the process in this iteration."""
+    task = iteration.update
+
+    async def update(run_id, of):
+        if of == number:
+            raise Stopped
+        return await task(run_id, of)
+
+    return update

@@ -3,21 +3,25 @@
 run          method         what it is for
 sft          sft            everything that a run leaves behind
 disturbed    sft            a rank is killed on the way: the same weights after every iteration
+moved        sft            broken off on two ranks, resumed on one and without ZeRO
 scored       reward_model   starts from the checkpoint of sft; the best version is marked
 preferred    dpo            starts from the checkpoint of sft, which is its reference too
 """
 
 import asyncio
 
+import numpy as np
 import psutil
 import pytest
+import ray
+from safetensors.torch import load_file
 
 from flows.dpo import dpo
 from flows.reward_model import reward_model
 from flows.sft import sft
 from rlhf_core.errors import ConfigError
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore, RunStore, best_pointer
+from rlhf_core.storage import CheckpointStore, RunStore, best_pointer, read_worlds
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -39,8 +43,9 @@ def config(model, rows, **sections):
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory):
-    return str(tmp_path_factory.mktemp("supervised"))
+def root(s3):
+    """These runs lie in a bucket."""
+    return f"s3://{s3.bucket}/supervised"
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +128,48 @@ async def test_a_killed_rank_is_made_again_and_changes_nothing(finish, root) -> 
 
     assert digests(disturbed) == digests(calm)
     assert CheckpointStore(disturbed).get(ITERATIONS)["digest"] == digests(calm)[-1]
+
+
+async def test_a_run_of_two_ranks_goes_on_with_one(finish, mlflow_uri, root, tmp_path) -> None:
+    """The ranks of the first attempt live on; those that the run no longer has are ended too."""
+    calm, store = await finish("sft", "sft"), RunStore("moved", root)
+    places = [
+        f"storage.root={root}",
+        f"logger.mlflow_uri={mlflow_uri}",
+        "ckpt.save_steps=1",
+        "ds.use_universal_ckpt=true",
+    ]
+    settings = config("builtin:tiny", "sft")
+
+    first = asyncio.create_task(sft(settings, [*places, "model.num_gpus_per_node=2", "ds.zero_stage=3"], "moved"))
+    while CheckpointStore(store).get(1) is None:
+        assert not first.done(), first.exception()
+        await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    assert {"model-0", "model-1"} <= living("moved")
+    reached = len(store.completed_iterations())
+    assert reached < ITERATIONS
+    result = await sft(settings, [*places, "ds.zero_stage=0"], "moved")
+
+    assert result["version"] == ITERATIONS
+    assert [world.since for world in read_worlds(store)] == [0, reached]
+    assert not living("moved")
+    for version in range(reached, ITERATIONS + 1):
+        assert CheckpointStore(store).get(version)["universal"]
+    weights, expected = (exported(run, tmp_path / run.run_id) for run in (store, calm))
+    for name, weight in expected.items():
+        assert np.linalg.norm(weights[name] - weight) < 1e-5 * np.linalg.norm(weight), name
+
+
+def living(run_id):
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    return {actor["name"] for actor in actors if actor["namespace"] == f"rlhf-{run_id}"}
+
+
+def exported(store, folder):
+    CheckpointStore(store).download(ITERATIONS, folder, "hf")
+    return {name: weight.numpy() for name, weight in load_file(folder / "model.safetensors").items()}
 
 
 async def test_a_reward_model_starts_from_the_fine_tuned_model(finish) -> None:

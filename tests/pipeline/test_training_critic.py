@@ -283,6 +283,37 @@ def test_two_ranks_restore_their_parts_case_14(two_ranks, model, rows, tmp_path)
     assert [digests for _, digests, _ in resumed] == [digests for _, digests, _ in straight]
 
 
+def saved(rank, model, rows, overrides, folder):
+    """The digest of what is saved, and the values one update later."""
+    trainer = make_critic(rank, model, overrides)
+    trainer.update(rows, iteration=0)
+    trainer.save(folder)
+    return trainer.weight_digest(), later_values(trainer, rows)
+
+
+def loaded(rank, model, rows, overrides, folder):
+    trainer = make_critic(rank, model, overrides)
+    trainer.load(folder)
+    return trainer.weight_digest(), later_values(trainer, rows)
+
+
+def later_values(trainer, rows):
+    trainer.update(rows, iteration=1)
+    return trainer.values(rows)
+
+
+def test_a_critic_of_two_sharded_ranks_goes_on_as_one(one_rank, two_ranks, model, rows, tmp_path):
+    """Its head has one row: a part of it on each rank."""
+    universal = "ds.use_universal_ckpt=true"
+
+    (digest, first), (_, second) = two_ranks.run(saved, model, rows, [ZERO_3, universal], tmp_path)
+    [(again, values_of)] = one_rank.run(loaded, model, rows, ["ds.zero_stage=0", universal], tmp_path)
+
+    assert again == digest
+    for index, expected in {**first, **second}.items():
+        np.testing.assert_allclose(values_of[index], expected, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("poison", ["returns", "values"])
 def test_step_that_is_not_finite_is_skipped_case_54(one_rank, model, rows, poison):
     """A NaN that the rows show; a return that is finite itself but makes an infinite loss."""

@@ -135,10 +135,13 @@ class Session:
         self.draws.append(draw)
         return await self._rollout.rollout(draw, [])
 
-    async def score(self, iteration, parts, norm_state):
-        found = await self._scoring.score(iteration, parts, norm_state)
+    async def score(self, iteration, parts, norm_state, groups=None):
+        found = await self._scoring.score(iteration, parts, norm_state, groups)
         self._act("score")
         return found
+
+    async def check_tokens(self, parts):
+        self.checked = parts
 
     async def assemble(self, iteration, rollout, reward, kl_coef):
         answers = {"policy": [(rollout, reward)], "reference": [], "critic": []}
@@ -158,6 +161,9 @@ class Session:
 class Rig:
     """A run that can be killed and started again."""
 
+    run_id = "run"
+    replay = None
+
     def __init__(self, monkeypatch, prompts, script, *overrides):
         self._monkeypatch, self._script = monkeypatch, script
         root = f"memory://{uuid.uuid4().hex}"
@@ -165,20 +171,22 @@ class Rig:
         self.store = RunStore("run", root)
         self.prompts = prompts
         self.plan = make_plan(self.config, SimpleNamespace(prompts=prompts, dropped=0, fingerprint="f"))
+        self._act_as_ranks()
 
+    def _act_as_ranks(self):
         async def merged(references):
             """Log-probs of the trained rows, as the ranks would compute them."""
             ((played, scored),) = references
             rows = scoring_worker.rows_of_batch(self.store, played, scored)
             return {row.key: row.rollout_logprobs for row in rows}
 
-        monkeypatch.setattr(scoring_worker, "_merged", merged)
+        self._monkeypatch.setattr(scoring_worker, "_merged", merged)
 
     def start(self, script=None, crash=None):
         """A new process of the run."""
         session = Session(self.store, self.config, self.prompts, script or self._script, crash)
-        run = OpenRun("run", self.config, self.store, session, self.plan, Notebook())
-        self._monkeypatch.setitem(run_module._OPEN, "run", run)
+        run = OpenRun(self.run_id, self.config, self.store, session, self.plan, Notebook(), replay=self.replay)
+        self._monkeypatch.setitem(run_module._OPEN, self.run_id, run)
         return run
 
     async def train(self, run, iterations=None):
@@ -186,7 +194,7 @@ class Rig:
         done = []
         for iteration in iterations_to_do(run)[:iterations]:
             for stage in (rollout, reward, advantage, update):
-                await stage.fn("run", iteration)
+                await stage.fn(self.run_id, iteration)
             done.append(iteration)
             if checkpoint_due(run, iteration + 1):
                 CheckpointStore(self.store).commit(iteration + 1, {"digest": f"digest-{iteration}"}, [])

@@ -30,7 +30,7 @@ class Notebook:
     def __init__(self, told=0):
         self.told = told
         self.starts, self.iterations, self.evaluations, self.checkpoints, self.ends = [], [], [], [], []
-        self.best = []
+        self.best, self.kept = [], []
 
     def start(self, run_id, config, tags):
         self.starts.append((run_id, config, tags))
@@ -47,6 +47,9 @@ class Notebook:
 
     def log_checkpoint(self, record):
         self.checkpoints.append(record)
+
+    def log_deleted(self, run_url, kept):
+        self.kept.append(list(kept))
 
     def log_best(self, record):
         self.best.append(record)

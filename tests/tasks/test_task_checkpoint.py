@@ -26,7 +26,7 @@ class Workers(Holder):
 
     async def evaluate(self, version):
         score = self.scores[self.held]
-        return (), {} if score is None else {KEY: score}, []
+        return (), {} if score is None else {KEY: score}, [], []
 
     async def save(self, version):
         staging = self.folder / f"staging-{version}"

@@ -7,10 +7,12 @@ import pytest
 from task_samples import Away, Notebook, complete, config, facts, open_run
 
 from rlhf_core.errors import RlhfError
-from rlhf_core.lineage import BestRecord, DatasetRecord
+from rlhf_core.lineage import BestRecord, DatasetRecord, Measured, ModelCheckpoint
 from rlhf_core.records import Stage
+from rlhf_core.storage import CheckpointStore
 from tasks import run as run_module
 from tasks.lineage import iteration_metrics, track
+from tasks.registered import comparable
 from tasks.run import make_plan, run_document
 
 
@@ -62,6 +64,16 @@ async def test_a_run_is_introduced_by_its_document(opened):
     assert (url, run_id, told["train"]["seed"]) == ("http://tracker/run", "run", 7)
     assert (tags["rlhf.storage"], tags["prefect.flow_run_id"]) == (run.store.url, "flow-1")
     assert "package.python" in tags
+
+
+async def test_a_replay_is_introduced_with_its_source(opened):
+    run, checked = opened(), config()
+    document = run_document(checked, "run", make_plan(checked, facts(3)), "flow-1")
+    run.store.write_run({**document, "replay": {"source_url": "file:///runs/first"}})
+
+    await tell()
+
+    assert run.tracker.starts[0][2]["rlhf.replay_of"] == "file:///runs/first"
 
 
 async def test_iterations_are_told_once_with_their_trajectories(opened):
@@ -173,6 +185,74 @@ async def test_a_run_of_before_models_were_recorded_names_those_of_its_configura
     await tell()
 
     assert run.tracker.checkpoints[0].parents == {"policy": "builtin:tiny", "reference": "base"}
+
+
+async def test_a_checkpoint_with_an_export_is_told_as_a_model(opened):
+    run = opened("eval.dataset=h.jsonl", "ckpt.best_metric_key=eval/score_mean", "ckpt.best_metric_mode=min")
+    complete(run, 0, evaluation=0.5)
+    CheckpointStore(run.store).commit(1, {"digest": "d0", "started_at": 1.0, "seconds": 1.0}, export(run, 1))
+
+    await tell()
+
+    [record] = run.tracker.checkpoints
+    assert record.exported == ModelCheckpoint(
+        "run",
+        run.store.url,
+        1,
+        record.uri,
+        "d0",
+        Measured("eval/score_mean", 0.5, "min", comparable(run.config)),
+    )
+    assert record.exported.spec == f"run:{run.store.url}@1"
+
+
+async def test_a_checkpoint_without_an_export_is_no_model(opened):
+    run = opened()
+    complete(run, 0, checkpoint=True)
+
+    await tell()
+
+    assert run.tracker.checkpoints[0].exported is None
+
+
+def export(run, version):
+    folder = run.store.objects.local_path(f"staging-{version}")
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    return CheckpointStore(run.store).add_files(version, folder, "hf")
+
+
+@pytest.mark.parametrize(
+    ("override", "alike"),
+    [
+        ("train.seed=9", True),
+        ("data.prompt_dataset=other.jsonl", True),
+        ("reward.num_workers=9", True),
+        ("eval.steps=5", True),
+        ("eval.temperature=1", False),
+        ("eval.dataset=other.jsonl", False),
+        ("rollout.max_new_tokens=7", False),
+        ("data.input_template={} =", False),
+        ("reward.functions=[{use: length}]", False),
+        ("ckpt.best_metric_key=eval/reward_mean", False),
+    ],
+)
+def test_what_is_measured_alike(override, alike):
+    plain = ("eval.dataset=h.jsonl", "ckpt.best_metric_key=eval/score_mean")
+
+    assert (comparable(config(*plain)) == comparable(config(*plain, override))) is alike
+
+
+async def test_what_rotation_deleted_is_told_once(opened):
+    run = opened("ckpt.max_num=1")
+    for iteration in range(2):
+        complete(run, iteration, checkpoint=True)
+    CheckpointStore(run.store).delete(1)
+
+    await tell()
+    await tell()
+
+    assert run.tracker.kept == [[2]]
 
 
 async def test_the_best_checkpoint_is_told(opened):

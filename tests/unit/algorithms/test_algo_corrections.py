@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import tensor
 
-from rlhf_core.algorithms.corrections import CorrectionInput, correct
+from rlhf_core.algorithms.corrections import CorrectionInput, correct, effective_share
 from rlhf_core.errors import ConfigError
 
 OLD, ROLLOUT = tensor([[-1.0, -1, -1]]), tensor([[-1.1, -3, -0.1]])  # w = 1.105171, 7.389056, .40657
@@ -88,3 +88,10 @@ def test_factors_carry_no_gradient(kind):
 def test_unknown_correction():
     with pytest.raises(ConfigError, match="unknown correction 'seq_mask_tis'"):
         correction("seq_mask_tis")
+
+
+def test_the_effective_share_of_samples():
+    """Weights 1 and 3: (1 + 3)² / (2 · (1 + 9)) = 0.8."""
+    assert effective_share(tensor([0.0, math.log(3)])) == pytest.approx(0.8)
+    assert effective_share(tensor([-1.0, -1.0, -1.0])) == pytest.approx(1.0)
+    assert effective_share(tensor([0.0, 1000.0])) == pytest.approx(0.5)  # finite

@@ -1,11 +1,13 @@
 """``rlhf retrain`` as far as it goes without a training; schedules on a real Prefect server."""
 
+import asyncio
 import sys
 
 import pytest
 import yaml
 from prefect import flow, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterId
 from prefect.client.schemas.schedules import CronSchedule
 from typer.testing import CliRunner
 
@@ -101,6 +103,14 @@ async def is_on(deployment_id):
         return [schedule.active for schedule in (await client.read_deployment(deployment_id)).schedules]
 
 
+async def scheduled(deployment_id):
+    """Return once the server has made flow runs for the schedule: it does not with SQLAlchemy 2.1, and says so nowhere."""
+    mine = DeploymentFilter(id=DeploymentFilterId(any_=[deployment_id]))
+    async with get_client() as client, asyncio.timeout(60):
+        while not await client.read_flow_runs(deployment_filter=mine):
+            await asyncio.sleep(0.5)
+
+
 @pytest.mark.stack
 async def test_a_schedule_that_was_on_is_on_after_it_was_deployed_again(prefect_api):
     on, off = await deploy("on"), await deploy("off")
@@ -112,6 +122,7 @@ async def test_a_schedule_that_was_on_is_on_after_it_was_deployed_again(prefect_
     await turn_on_again(before)
 
     assert (await is_on(on), await is_on(off)) == ([True], [False])
+    await scheduled(on)
     await switch("schedules/on", False)
     assert await is_on(on) == [False]
 

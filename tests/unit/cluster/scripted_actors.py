@@ -142,6 +142,9 @@ class Groups:
     def names(self):
         return [name for role in self._counts for name in self.names_of(role)]
 
+    def strays(self):
+        return []
+
     def count(self, role):
         return self._counts.get(role, 0)
 

@@ -235,3 +235,4 @@ def test_mismatch_is_measured_on_action_tokens():
 
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25)
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25)
+    assert metrics["mismatch/effective_share"] == pytest.approx(1.0)  # all weights are equal

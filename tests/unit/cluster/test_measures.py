@@ -1,5 +1,6 @@
 """What is reported of each stage."""
 
+import hashlib
 import math
 
 import pytest
@@ -8,8 +9,10 @@ from cluster_samples import config, failed, row
 from rlhf_core.cluster.measures import (
     RolloutTally,
     evaluation_metrics,
+    outcomes,
     readable,
     reward_metrics,
+    source_metrics,
     staleness_metrics,
     tally_rollout,
 )
@@ -72,6 +75,13 @@ def test_staleness_is_how_far_the_policy_has_moved_since_a_token_was_spoken():
     rows = [row(version_spans=(VersionSpan(2, 4, 5),)), row(sample=1, answer=6, version_spans=spans)]
 
     assert staleness_metrics(rows, 5) == {"rollout/staleness_max": 2.0, "rollout/staleness_mean": 1.0}
+
+
+def test_of_a_replay_it_is_said_which_versions_of_its_source_spoke():
+    rows = [row(version_spans=(VersionSpan(2, 4, 5),)), row(sample=1, version_spans=(VersionSpan(2, 4, 3),))]
+
+    assert source_metrics(rows) == {"replay/source_version_min": 3.0, "replay/source_version_max": 5.0}
+    assert source_metrics([]) == {}
 
 
 # --- rewards
@@ -176,6 +186,22 @@ def test_one_datasource_is_not_told_twice():
 
 
 # --- readable
+
+
+def test_the_outcome_of_each_prompt():
+    """A failed sample has no value; segments of one sample are one."""
+    rows = [
+        row(reward=1.0, score=0.5),
+        row(reward=1.0, score=0.5, segment_index=1),
+        failed(sample=1),
+        row(group="g1", reward=0.0, score=0.0),
+    ]
+
+    first, second = outcomes(rows)
+
+    assert (first["rewards"], first["scores"]) == ([1.0, None], [0.5, None])
+    assert (first["prompt"], second["rewards"]) == (rows[0].prompt_id, [0.0])
+    assert first["text_sha256"] == hashlib.sha256(rows[0].prompt.encode()).hexdigest()
 
 
 def test_a_readable_row():

@@ -110,6 +110,26 @@ def test_people_read_one_line_a_group():
     assert lines[-1].split()[3] == f"{LIGHT_CPUS:g}"
 
 
+REPLAY = ("replay.source=first", "vllm.num_engines=2")
+
+
+def test_a_replay_asks_for_training_ranks_only():
+    checked = config(*REPLAY, "algo.kl.init_coef=0.1", "run.device=gpu")
+
+    lines = place(checked, {"CPU": 64, "GPU": 2}).describe(checked)
+
+    assert [line.split()[0] for line in lines] == ["policy", "reference", "scoring"]
+    with pytest.raises(ConfigError, match=r"needs 2 GPUs \(ranks: 1 policy \+ 1 reference\)"):
+        place(checked, {"CPU": 64, "GPU": 1})
+
+
+@pytest.mark.parametrize(("rewards", "ranks"), [("source", 0), ("anew", 1)])
+def test_a_replay_loads_the_reward_model_only_to_score_again(rewards, ranks):
+    checked = config(*REPLAY, f"replay.rewards={rewards}", "reward.model_name_or_path=builtin:tiny")
+
+    assert model_ranks(checked)["reward"] == ranks
+
+
 # --- who there is
 
 NOBODY = {"policy": 1, "critic": 0, "reference": 0, "reward": 0}

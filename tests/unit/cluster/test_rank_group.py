@@ -12,7 +12,8 @@ from scripted_actors import Groups, Office, Rank, digest
 from rlhf_core.cluster.rank_group import RankGroup, Recorded, TrainedGroup
 from rlhf_core.cluster.rank_worker import NOT_STARTED, Seat
 from rlhf_core.errors import LeaseError, TrainingError, WorkerError
-from rlhf_core.storage import CheckpointStore, RunStore
+from rlhf_core.storage import CheckpointStore, RunStore, record_world
+from rlhf_core.storage import World as StoredWorld
 
 HALF_UPDATED = -2
 
@@ -133,6 +134,57 @@ async def test_where_kernels_promise_nothing_other_weights_are_only_reported():
     await world.ensure(2)
 
     assert world.state == [(2, [0, 1])]
+
+
+async def test_what_a_checkpoint_holds_must_match_wherever_it_is_loaded():
+    world = await World(checkpoints=[2], must_match=False).begin()
+    world.groups.checkpoints[2] = (0, 7)
+
+    with pytest.raises(TrainingError, match=r"checkpoint 2 gave the critic weights .*, the log says"):
+        await world.ensure(2)
+
+
+class Moved(World):
+    """Iteration 2 and later were trained on two ranks, those before on one; the checkpoint of version 1 is universal."""
+
+    def __init__(self, **arguments):
+        super().__init__(ranks=2, checkpoints=[1], **arguments)
+        self.store.write_run({"config": {"critic": {"num_nodes": 1}}, "cpu_threads": 1})
+        record_world(self.store, StoredWorld(2, {"critic.num_nodes": 2}, 1))
+
+
+async def test_updates_of_other_ranks_are_only_reported(caplog):
+    moved = await Moved().begin()
+    moved.log[1] = "weights of one rank"
+
+    await moved.ensure(2)
+
+    assert moved.state == [(2, [0, 1])] * 2
+    assert (
+        "applying iteration 1 again on other ranks, or with another ZeRO stage, than when it was recorded"
+        in caplog.text
+    )
+
+
+async def test_those_that_follow_them_are_only_reported_too():
+    moved = await Moved().begin()
+    moved.log |= {1: "weights of one rank", 2: "what became of other weights"}
+
+    await moved.ensure(3)
+
+    assert moved.state == [(3, [0, 1, 2])] * 2
+
+
+async def test_updates_of_these_ranks_must_match():
+    moved = Moved()
+    moved.groups.checkpoints[2] = (0, 1)
+    body = {"digest": "of the policy", "critic_digest": digest("critic", [0, 1])}
+    CheckpointStore(moved.store).commit(2, body, [])
+    await moved.begin()
+    moved.log[2] = "other weights"
+
+    with pytest.raises(TrainingError, match="applying iteration 2 again gave the critic weights"):
+        await moved.ensure(3)
 
 
 async def test_the_digest_is_the_groups_own():

@@ -109,6 +109,18 @@ async def test_what_an_earlier_attempt_left_is_found_but_for_those_that_read_fil
     await run.session.close(keep_actors=True)
 
 
+async def test_ranks_that_loaded_a_loss_of_the_users_are_made_anew_too():
+    run = await Run(updates=2).at(2)
+    run.session.config = config("actor.policy_loss_type=mine.py:loss")
+    before = dict(run.groups.alive)
+
+    await run.open()
+
+    assert run["policy-0"] is not before["policy-0"]
+    assert run["critic-0"] is before["critic-0"]
+    await run.session.close(keep_actors=True)
+
+
 @pytest.mark.parametrize("keep", [True, False])
 async def test_closing_gives_the_lease_back_and_keeps_or_ends_the_actors(keep):
     run = await Run().open()
@@ -120,6 +132,24 @@ async def test_closing_gives_the_lease_back_and_keeps_or_ends_the_actors(keep):
     assert sorted(run.groups.killed) == ([] if keep else sorted([*run.groups.names, "keeper"]))
     tidied = {(role, index) for role, index, _ in run.asked("shutdown")}
     assert tidied == (set() if keep else {("engine", 0), ("engine", 1), ("scoring", 0), ("policy", 0)})
+
+
+async def test_a_replay_needs_neither_engines_nor_a_rollout_worker():
+    run = Run(updates=2, engine=0, rollout=0)
+    told = []
+
+    async def plan_steps(facts):
+        told.append(facts)
+        return PlannedSteps(policy=10, critic=12)
+
+    await run.session.open(plan_steps)
+    await run.session.ensure(2)
+
+    assert told == [None]
+    assert not {"rollout", "engine-0"} & set(run.groups.made)
+    assert run["policy-0"].held == 2
+    assert run.asked("sync") == []
+    await run.session.close(keep_actors=False)
 
 
 # --- making good what died

@@ -8,7 +8,7 @@ import pytest
 from cluster_samples import Method
 
 from rlhf_core.cluster.tenure import Tenure
-from rlhf_core.errors import LeaseError, StorageError, WorkerError
+from rlhf_core.errors import ClusterLostError, LeaseError, StorageError, WorkerError
 
 SECONDS = 0.6
 
@@ -115,6 +115,25 @@ async def test_a_dead_keeper_is_made_again() -> None:
     assert groups.keepers == 2
     assert groups.kept
     await tenure.end()
+
+
+async def test_a_lost_cluster_is_what_ends_it_and_no_matter_of_the_lease() -> None:
+    groups = Groups(deaths=1)
+    tenure = await begun(Lease(), groups)
+    groups.keeper = raising(ClusterLostError("the Ray cluster of this run is gone"))
+
+    await asyncio.sleep(SECONDS / 2)
+
+    with pytest.raises(ClusterLostError, match="the Ray cluster of this run is gone"):
+        tenure.check()
+    await tenure.end()
+
+
+def raising(error):
+    def call(*arguments):
+        raise error
+
+    return call
 
 
 async def test_a_renewal_under_way_ends_before_the_lease_is_given_back() -> None:

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from ray.exceptions import ActorUnavailableError, RayActorError, WorkerCrashedError
+from ray.exceptions import ActorUnavailableError, AuthenticationError, RayActorError, RpcError, WorkerCrashedError
 
-from rlhf_core.cluster.wait import all_of, one
-from rlhf_core.errors import DeadlineError, TrainingError, WorkerError
+from rlhf_core.cluster.wait import all_of, on_this_cluster, one
+from rlhf_core.errors import ClusterLostError, DeadlineError, TrainingError, WorkerError
 
 
 async def says(value, seconds=0.0):
@@ -41,3 +41,22 @@ async def test_a_dead_process(error):
 async def test_what_a_call_raises_keeps_its_words(error):
     with pytest.raises(type(error), match=f"^{error}$"):
         await all_of([says(error)], 1, "update")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        AuthenticationError("RPC error: WrongClusterID: Perhaps the client is accessing GCS after it has restarted."),
+        RpcError("failed to connect to all addresses"),
+    ],
+)
+def test_a_cluster_that_is_gone_is_named_with_the_remedy(error) -> None:
+    with (
+        pytest.raises(
+            ClusterLostError, match=r"cluster of this run is gone \(.*\): bring it back \(`rlhf up`\)"
+        ) as met,
+        on_this_cluster(),
+    ):
+        raise error
+
+    assert "token" not in str(met.value), "Ray's advice for another problem"

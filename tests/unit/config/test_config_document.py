@@ -7,6 +7,7 @@ from config_samples import config
 
 from rlhf_core.config.chain import StageConfig
 from rlhf_core.config.document import render
+from rlhf_core.config.retrain import RetrainConfig
 from rlhf_core.config.rules import NOT_BUILT
 from rlhf_core.config.supervised import SupervisedConfig
 
@@ -32,10 +33,14 @@ def chain_keys():
     return ["common", *(f"stages.{name}" for name in StageConfig.model_fields)]
 
 
+def retrain_keys():
+    return keys(RetrainConfig(name="n", config="c").model_dump())
+
+
 def test_every_key_has_a_row_with_a_meaning():
     rows = {line.split("`")[1]: line for line in render().splitlines() if line.startswith("| `")}
 
-    assert set(rows) == {*keys(config().model_dump()), *supervised_keys(), *chain_keys()}
+    assert set(rows) == {*keys(config().model_dump()), *supervised_keys(), *chain_keys(), *retrain_keys()}
     assert [line for line in render().splitlines() if line.startswith("| `") and not line.split("|")[3].strip()] == []
 
 

@@ -13,9 +13,11 @@ from rlhf_core.config import (
     kind_of,
     load_chain_config,
     load_config,
+    load_retrain_config,
     load_supervised_config,
     parse_config,
     plan_chain,
+    plan_turn,
     read_yaml,
 )
 from rlhf_core.errors import ConfigError
@@ -266,6 +268,7 @@ def test_every_shipped_file_loads(path):
         "rewards": load_config,
         "supervised": load_supervised_config,
         "chain": lambda path: plan_chain(load_chain_config(path), "demo"),
+        "retrain": lambda path: plan_turn(load_retrain_config(path)),
     }
 
     assert load[kind_of(read_yaml(path))](path)

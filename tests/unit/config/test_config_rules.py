@@ -54,6 +54,9 @@ CASES = {
             ["critic.freezing_steps=4", "train.max_iterations=4", "lower it"],
         ),
     ],
+    "universal_is_whole": [
+        (["ds.use_universal_ckpt=true", "ds.param_dtype=fp16"], ["ds.use_universal_ckpt", "use bf16 or fp32"]),
+    ],
     "muon_is_not_clipped": [
         (["actor.optim=muon", "actor.max_norm=0.5"], ["actor.max_norm=0.5", "actor.optim='muon'", "remove it"]),
         (["critic.optim=muon", "critic.max_norm=2"], ["critic.max_norm=2", "critic.optim='muon'", "remove it"]),
@@ -178,6 +181,17 @@ CASES = {
         ([f"{key}=run:a@newest"], [f"{key}: 'run:a@newest'", "run:ID@best"])
         for key in (f"{section}.model_name_or_path" for section in ("actor", "ref", "critic", "reward"))
     ],
+    "replay_is_complete": [
+        (["replay.iterations=[0, 2]"], ["replay.iterations=(0, 2) without replay.source", "name the run"]),
+        (["replay.rewards=anew"], ["replay.rewards='anew' without replay.source", "name the run"]),
+        (["replay.source=a", "replay.iterations=[3, 2]"], ["replay.iterations=[3, 2] are none", "[first, last]"]),
+        (["replay.source=a", "eval.dataset=h.jsonl"], ["eval.dataset needs an engine", "remove it"]),
+        (["replay.source=s3://me:hush@host/runs/a"], ["replay.source is a URL with a user", "the environment"]),
+    ],
+    "registered_model_is_named": [
+        (["logger.mlflow_model=a/b"], ["logger.mlflow_model='a/b' cannot name a registered model", "without / :"]),
+        (["logger.mlflow_model=' '"], ["logger.mlflow_model=' '", "up to 256 characters"]),
+    ],
     "steps_are_positive": [
         (["eval.steps=0"], ["eval.steps=0", "use -1"]),
         (["ckpt.save_steps=0"], ["ckpt.save_steps=0", "use -1"]),
@@ -189,14 +203,16 @@ CASES = {
         (["run.device=cpu", "ds.param_dtype=fp16"], ["ds.param_dtype='fp16'", "use 'bf16' or 'fp32'"]),
     ],
     "no_credentials": [
+        (["data.only_rows=s3://me:hush@host/rows.json"], ["data.only_rows is a URL with a user"]),
         *(
             ([f"storage.options.{key}=hush"], [f"storage.options.{key} is a credential", "the environment"])
-            for key in ("key", "secret", "token", "password", "sas_token", "account_key", "connection_string")
+            for key in ("key", "secret", "token", "password", "sas_token", "account_key", "connection_string", "sharedKey")
         ),
         (
             ["storage.options.client_kwargs.aws_secret_access_key=hush"],
             ["storage.options.client_kwargs.aws_secret_access_key", "the environment"],
         ),
+        (["storage.options.s3_additional_kwargs.SSECustomerKey=hush"], ["SSECustomerKey is a credential"]),
         (["actor.model_name_or_path=run:s3://me:hush@host/runs/a"], ["actor.model_name_or_path", "the environment"]),
         (["storage.root=s3://me:hush@host/runs"], ["storage.root is a URL with a user", "the environment"]),
         (["logger.mlflow_uri=https://me:hush@host"], ["logger.mlflow_uri", "MLFLOW_TRACKING_PASSWORD"]),
@@ -282,7 +298,8 @@ def test_a_refused_credential_is_not_repeated(overrides):
 
 
 def test_harmless_storage_options_are_accepted():
-    options = "{endpoint_url: 'http://host:9000', anon: true, client_kwargs: {region_name: x}, use_ssl: false}"
+    encryption = "s3_additional_kwargs: {ServerSideEncryption: aws:kms, SSEKMSKeyId: id, BucketKeyEnabled: true}"
+    options = f"{{endpoint_url: 'http://host:9000', anon: true, client_kwargs: {{region_name: x}}, {encryption}}}"
 
     assert config(f"storage.options={options}").storage.options["anon"] is True
 

@@ -20,6 +20,9 @@ CASES = {
     "only_what_is_built": [
         (["ds.packing_samples=true"], ["ds.packing_samples=True", "not available in this version", "remove the key"]),
     ],
+    "universal_is_whole": [
+        (["ds.use_universal_ckpt=true", "ds.param_dtype=fp16"], ["ds.use_universal_ckpt", "use bf16 or fp32"]),
+    ],
     "muon_is_not_clipped": [
         (["model.optim=muon", "model.max_norm=0.5"], ["model.max_norm=0.5", "model.optim='muon'", "remove it"]),
     ],
@@ -56,6 +59,10 @@ CASES = {
     "run_models_are_named": [
         ([f"{key}=run:a@newest"], [f"{key}: 'run:a@newest'", "run:ID@best"])
         for key in ("model.model_name_or_path", "dpo.ref_model_name_or_path")
+    ],
+    "registered_model_is_named": [
+        (["logger.mlflow_model=a/b"], ["logger.mlflow_model='a/b' cannot name a registered model", "without / :"]),
+        (["logger.mlflow_model=' '"], ["logger.mlflow_model=' '", "up to 256 characters"]),
     ],
     "label_smoothing_is_dpo": [
         (["dpo.loss=ipo", "dpo.label_smoothing=0.1"], ["dpo.label_smoothing=0.1", "dpo.loss='ipo'", "set it to 0"]),

@@ -2,12 +2,13 @@
 
 How a block of a page is read::
 
-    ```yaml                      a fragment of a configuration, or a chain: it parses, and its reward functions load
+    ```yaml                      a fragment of a configuration, a chain or a retraining: it parses, and its reward functions load
     ```jsonl  after <!-- rows: METHOD section.key=value … -->   rows of SFT, a reward model or DPO: they become examples
     ```python  after <!-- file: name.py -->   a user's file: the fragments of the page may name it
     ```python  after <!-- run -->             is run, with the files of the page and a finished run beside it
     ```pycon                     a doctest
-    ```where                     one predicate a line
+    ```where                     one condition on trajectories a line
+    ```sql                       one question to the trajectories a line
     ```bash                      each line that begins with rlhf names a command and options that exist
 """
 
@@ -32,8 +33,10 @@ from rlhf_core.config import (
     kind_of,
     parse_chain_config,
     parse_config,
+    parse_retrain_config,
     parse_supervised_config,
     plan_chain,
+    plan_turn,
 )
 from rlhf_core.config.document import render
 from rlhf_core.config.model import Config
@@ -53,7 +56,7 @@ from rlhf_core.records import (
 )
 from rlhf_core.rewards import check_functions, make_reward_source
 from rlhf_core.rewards.builtins import BUILTINS
-from rlhf_core.storage import RewardRow, RunStore, predicate, query, schema
+from rlhf_core.storage import RewardRow, RunStore, query_trajectories, readable, schema, trajectories
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"
@@ -184,6 +187,7 @@ def test_a_yaml_fragment_is_a_valid_configuration(block, monkeypatch):
         "rewards": lambda: config_of(block.text),
         "supervised": lambda: supervised_config_of(block.text),
         "chain": lambda: plan_chain(parse_chain_config(data), "demo"),
+        "retrain": lambda: plan_turn(parse_retrain_config(data)),
     }
 
     assert check[kind_of(data)]()
@@ -226,8 +230,13 @@ def test_a_session_answers_what_the_page_says(block):
 
 
 @pytest.mark.parametrize("line", [line for block in blocks("where") for line in block.text.splitlines()])
-def test_a_predicate_parses(line, finished_run):
-    query.trajectories(finished_run, where=line)
+def test_a_condition_of_a_page_is_one(line, finished_run):
+    trajectories(finished_run, where=line)
+
+
+@pytest.mark.parametrize("line", [line for block in blocks("sql") for line in block.text.splitlines()])
+def test_a_question_of_a_page_is_answered(line, finished_run):
+    assert len(query_trajectories(finished_run, line)) == 1
 
 
 def test_every_builtin_and_no_other_is_on_the_rewards_page():
@@ -280,7 +289,7 @@ def test_a_command_of_the_pages_exists_with_its_options(line, monkeypatch):
 
     context = parsed(typer.main.get_command(app), arguments)
 
-    if "config" in context.params:
+    if context.params.get("config"):
         assert list(loaded(context.params["config"], context.params["overrides"] or []))
 
 
@@ -341,7 +350,7 @@ def test_the_keys_of_the_supervised_table_exist():
 
 
 def test_the_where_columns_are_those_of_the_query():
-    assert first_cells("trajectories.md", "### Columns") == list(query.COLUMNS)
+    assert first_cells("trajectories.md", "### Columns") == list(readable.COLUMNS)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +362,7 @@ def test_a_schema_table_names_every_column(heading, table):
 
 
 def test_the_stop_reasons_are_all_explained():
-    assert sorted(first_cells("trajectories.md", "cannot be compared in `where`")) == sorted(StopReason)
+    assert sorted(first_cells("trajectories.md", "shown only if you name them |")) == sorted(StopReason)
 
 
 def test_the_reward_statuses_are_all_explained():
@@ -375,6 +384,6 @@ def test_a_link_to_a_page_leads_somewhere(page):
         assert not anchor or anchor in slugs, f"{target}#{anchor}"
 
 
-def test_the_predicate_of_a_page_may_not_name_a_column_that_does_not_exist():
-    with pytest.raises(Exception, match="there is no column"):
-        predicate.parse("colour = 'red'", query.COLUMNS)
+def test_the_condition_of_a_page_may_not_name_a_column_that_does_not_exist(finished_run):
+    with pytest.raises(Exception, match='"colour" not found'):
+        trajectories(finished_run, where="colour = 'red'")

@@ -1,0 +1,79 @@
+"""A turn of a retraining.
+
+::
+
+    registry: champion ─┐                                                       ┌ better by the margin ─▶ (approval) ─▶ promote
+    prompts not seen ───┴▶ begin ─▶ train from the champion ─▶ compare, paired ─┴ else refuse: the champion stays
+                           │        └ a flow run of its own; its first evaluation is the champion's, its last the challenger's
+                           └ nothing new: the end
+
+The log of the retraining says where to go on: a turn that broke off is the next start's turn, and a retry's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from prefect import flow, runtime
+from prefect.client.schemas.objects import State  # noqa: TC002  Prefect reads the annotations
+from prefect.states import Cancelled, Completed
+
+from flows.identity import run_child
+from flows.train import train
+from rlhf_core.errors import LeaseError
+from rlhf_core.storage.renewal import renewed
+from tasks.approval import ask
+from tasks.comparison import question
+from tasks.retrain import begin_turn, carry_out_decision, compare, decide, record_prompts
+from tasks.retraining import Retraining, claim, resolve_retraining
+
+
+@flow(name="rlhf", persist_result=False)
+async def retrain(
+    config: str | dict[str, Any] = "retrain_tiny_cpu.yaml", overrides: list[str] | None = None
+) -> State[Any]:
+    """Train the champion on the prompts that are new since the last turn, and promote what comes of it if it is better.
+
+    Args:
+        config: A file, the name of one in configs/, or the retraining itself.
+        overrides: Keys set on top, as margin=0.1 or section.key=value of what is trained.
+    """
+    checked = resolve_retraining(config, overrides or [])
+    try:
+        retraining = await claim(checked)
+    except LeaseError as error:
+        return Cancelled(message=f"another turn is under way: {error}")
+    async with renewed(retraining.lease):
+        return await one_turn(retraining)
+
+
+async def one_turn(retraining: Retraining) -> State[Any]:
+    """Everything that the log says is not done yet."""
+    begun = await begin_turn(retraining, str(runtime.flow_run.id))
+    turn = begun.turn
+    if turn is None:
+        least = retraining.config.min_new_prompts
+        message = f"nothing to train on: {begun.new} of {begun.total} prompts are new (min_new_prompts={least})"
+        return Completed(message=message, data={"verdict": "nothing new", "reason": message})
+    if await asyncio.to_thread(retraining.log.decision, turn.number) is None:
+        if await asyncio.to_thread(retraining.run_store(turn).read_end) is None:
+            await run_child(
+                train,
+                deployment="train",
+                key=f"{retraining.log.store.url}/{turn.number}",
+                name=turn.run_id,
+                parameters={
+                    "config": retraining.run_config(turn).model_dump(mode="json"),
+                    "overrides": [],
+                    "run_id": turn.run_id,
+                },
+            )
+        await record_prompts(retraining, turn)
+        comparison = await compare(retraining, turn)
+        answer = None
+        if comparison.better and retraining.config.approval.enable:
+            answer = await ask(question(retraining, turn, comparison), retraining.config.approval.timeout)
+        await decide(retraining, turn, comparison, answer)
+    decision = await carry_out_decision(retraining, turn)
+    return Completed(message=f"turn {turn.number} {decision['verdict']}: {decision['reason']}", data=decision)
