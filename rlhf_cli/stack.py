@@ -296,9 +296,9 @@ class Stack:
         while time.monotonic() < deadline:
             if self._answers(name):
                 return
+            time.sleep(0.3)  # first: a process that has just begun shows no environment yet
             if not self.is_alive(name):
                 raise StackError(f"{name} ended while starting; its log: {self._log_tail(name)}")
-            time.sleep(0.3)
         raise StackError(f"{name} did not answer within {START_SECONDS:g} s; its log: {self._log_tail(name)}")
 
     def _answers(self, name: str) -> bool:

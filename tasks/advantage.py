@@ -6,11 +6,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
+from prefect.logging import get_run_logger
 
 from rlhf_core.errors import RunFailedError
 from rlhf_core.records import Ledger, Stage
 from rlhf_core.telemetry import Stopwatch
 from tasks.options import TASK_OPTIONS
+from tasks.replay import far_from
 from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
 
@@ -29,6 +31,8 @@ async def advantage(run_id: str, iteration: int) -> dict[str, Any]:
     _, reward = await required(run, iteration, Stage.REWARD)
     kl_coef = await kl_coef_of(run, iteration)
     assembled = await run.session.heal(iteration, lambda: run.session.assemble(iteration, rollout, reward, kl_coef))
+    if run.replay is not None and (warning := far_from(assembled.metrics)):
+        get_run_logger().warning("iteration %d: %s", iteration, warning)
     account = ledger(played, assembled.trained, assembled.failed)
     total = (await ledger_before(run, iteration)).then(account)
     check_ledgers(iteration, account, total)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rlhf_core.records import Round, StageRef
     from tasks.run import OpenRun
 
+LEAST_SHARE = 0.1  # below it a batch counts as a tenth of its tokens, and the correction's clamp rules the loss
+
 
 # --- batches as they were --------------------------------------------------------------------------------------------
 
@@ -72,6 +74,17 @@ def origin(replay: Replay, ref: StageRef) -> dict[str, Any]:
 def untimed(metrics: Mapping[str, float]) -> dict[str, float]:
     """Of what the source did, without how fast it was."""
     return {name: value for name, value in metrics.items() if not name.endswith(("/seconds", "/tokens_per_second"))}
+
+
+def far_from(metrics: Mapping[str, float]) -> str | None:
+    """What to tell people of a batch that was spoken by a policy too far from the one that is trained; None if it is near."""
+    share = metrics.get("mismatch/effective_share", 1.0)
+    if share >= LEAST_SHARE:
+        return None
+    return (
+        f"mismatch/effective_share is {share:.3f}: the policy is far from the one that spoke, and what it learns from here on "
+        "says little; replay fewer iterations, or change less"
+    )
 
 
 # --- rounds, judged anew ---------------------------------------------------------------------------------------------

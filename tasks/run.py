@@ -29,6 +29,7 @@ from rlhf_core.lineage import Tracker, changed_code, code_revision, machine, mak
 from rlhf_core.records import Stage
 from rlhf_core.storage import LeaseOwner, RunStore, acquire, read_worlds
 from rlhf_core.telemetry import get_logger
+from tasks.attempts import earlier_attempt_over
 from tasks.best import is_best, is_saved
 from tasks.worlds import begins_a_world, in_newest_world, is_move, may_move, move, ranks_change
 
@@ -331,6 +332,7 @@ async def prepare(
     """
     store = open_store(config, run_id)
     await asyncio.to_thread(store.objects.probe)
+    await earlier_attempt_over(store, flow_run_id)
     body = await asyncio.to_thread(store.read_run)
     changed = await asyncio.to_thread(check_resume, body, config, store, resume, flow_run_id, kind)
     pinned = await asyncio.to_thread(pin_models, models, config.storage, (body or {}).get("models"))
@@ -351,7 +353,8 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
     known = await prepare(config, run_id, resume, flow_run_id, models_of(config))
     replay, source = await asyncio.to_thread(_replay, known, config)
     placement = place(config, known.resources)
-    lease = await asyncio.to_thread(acquire, known.store, LeaseOwner.of_this_process(), config.run.lease_seconds)
+    owner = LeaseOwner.of_this_process(flow_run_id or "")
+    lease = await asyncio.to_thread(acquire, known.store, owner, config.run.lease_seconds)
     context = WorkerContext(
         run_id=run_id,
         config=config,

@@ -115,7 +115,8 @@ async def _open(
 ) -> OpenSupervisedRun:
     known = await prepare(config, run_id, resume, flow_run_id, supervised_models_of(config, method), method)
     device, share = place_supervised(config, known.resources)
-    lease = await asyncio.to_thread(acquire, known.store, LeaseOwner.of_this_process(), config.run.lease_seconds)
+    owner = LeaseOwner.of_this_process(flow_run_id or "")
+    lease = await asyncio.to_thread(acquire, known.store, owner, config.run.lease_seconds)
     context = SupervisedContext(run_id, config, device, str(Path.cwd()), model_cache(), known.models, method)
     threads = fixed_threads(known, config, config.model.world_size)
     session = SupervisedSession(context, share, threads, lease)

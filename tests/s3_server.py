@@ -223,8 +223,10 @@ def _is_free(port: int) -> bool:
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit())
     with S3Server(Path(sys.argv[1])) as server:
         for name, value in server.environment.items():
             sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
         sys.stdout.flush()
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.pause()

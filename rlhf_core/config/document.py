@@ -47,8 +47,8 @@ A file for `rlhf chain`, which runs several of the above one after the other: [r
 
 RETRAIN_HEAD = """# Retraining
 
-A file for `rlhf retrain`: what each turn trains, and when its model is promoted: [retraining.md](retraining.md). On the command line
-`key=value` is of these keys, `section.key=value` of what is trained.
+A file for `rlhf retrain`: what each turn trains, and when its model is promoted: [retraining.md](retraining.md). On the command
+line `key=value` is of these keys, `section.key=value` of what is trained.
 
 | key | default | meaning |
 |---|---|---|"""

@@ -20,12 +20,13 @@ class LeaseOwner:
     pid: int
     started: float  # when the process began, by the machine's own count: process ids are used again
     uuid: str
+    job: str = ""  # what the process is an attempt at, if there may be others
 
     @classmethod
-    def of_this_process(cls) -> LeaseOwner:
+    def of_this_process(cls, job: str = "") -> LeaseOwner:
         """A new owner: this process, now."""
         pid = os.getpid()
-        return cls(socket.gethostname(), _machine(), pid, _started(pid) or 0.0, uuid.uuid4().hex)
+        return cls(socket.gethostname(), _machine(), pid, _started(pid) or 0.0, uuid.uuid4().hex, job)
 
     @property
     def is_known_dead(self) -> bool:

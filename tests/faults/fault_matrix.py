@@ -11,7 +11,7 @@ So a policy is re-made from the model alone, from recorded updates, and from a c
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fault_stack import FaultStack, kill, wait_until
@@ -108,13 +108,11 @@ class MatrixRun:
 
     def wait_for(self, iteration: int) -> None:
         """Until all that belongs to the iteration is recorded; fails once the run has ended without it."""
-        with self._while_it_goes_on(f"iteration {iteration} is done") as wait:
-            wait(lambda: self._is_done(iteration))
+        self._wait(lambda: self._is_done(iteration), f"iteration {iteration} is done")
 
     def wait_for_end(self) -> None:
         """Until the flow run is completed."""
-        with self._while_it_goes_on("the run completes") as wait:
-            wait(lambda: (self.stack.state(self.flow_run_id) or {}).get("type") == "COMPLETED")
+        self._wait(lambda: (self.stack.state(self.flow_run_id) or {}).get("type") == "COMPLETED", "the run completes")
 
     def digest(self, iteration: int) -> str:
         """Of the weights that the iteration made."""
@@ -149,8 +147,8 @@ class MatrixRun:
 
     def went_on(self, iteration: int) -> float:
         """When the iteration after this one began, unix seconds; waits until that is recorded."""
-        with self._while_it_goes_on(f"iteration {iteration + 1} begins") as wait:
-            wait(lambda: self.store.stage(iteration + 1, Stage.ROLLOUT) is not None)
+        following = iteration + 1
+        self._wait(lambda: self.store.stage(following, Stage.ROLLOUT) is not None, f"iteration {following} begins")
         return float(self._stage(iteration + 1, Stage.ROLLOUT)["started_at"])
 
     def cancel(self) -> None:
@@ -184,20 +182,16 @@ class MatrixRun:
             name = "scoring" if name.startswith("judge") else "generating"
         return self.stack.holds / f"{name}.reached"
 
-    @contextlib.contextmanager
-    def _while_it_goes_on(self, what: str):
-        """Gives a function that waits for a condition, looking after the run meanwhile."""
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Until it is met, looking after the run meanwhile."""
 
-        def wait(condition) -> None:
-            def met() -> bool:
-                if condition():
-                    return True
-                self._must_go_on()
-                return False
+        def met() -> bool:
+            if condition():
+                return True
+            self._must_go_on()
+            return False
 
-            wait_until(met, DONE_SECONDS, f"{self.run_id}: {what}", pause=0.5)
-
-        yield wait
+        wait_until(met, DONE_SECONDS, f"{self.run_id}: {what}", pause=0.5)
 
     def _must_go_on(self) -> None:
         """Retry a run that has ended, where that is what one does; else fail, once it has ended for good."""

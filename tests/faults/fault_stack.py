@@ -100,10 +100,10 @@ class FaultStack:
         return str(self._http("POST", f"/deployments/{deployment}/create_flow_run", body)["id"])
 
     def state(self, flow_run_id: str) -> dict[str, object] | None:
-        """Of a flow run; None while the server is away."""
+        """Of a flow run; None while the server is away, or too busy."""
         try:
             return dict(self._http("GET", f"/flow_runs/{flow_run_id}")["state"])
-        except httpx.TransportError:
+        except httpx.HTTPError:
             return None
 
     def errors(self, flow_run_id: str) -> str:

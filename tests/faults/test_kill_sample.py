@@ -86,8 +86,11 @@ class Command:
 
     def below(self, title=""):
         """What it started, by the beginning of the process's title."""
-        found = psutil.Process(self.process.pid).children(recursive=True)
-        return [each for each in found if " ".join(each.cmdline()).startswith(title)]
+        try:
+            family = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [each for each in family if title_of(each).startswith(title)]
 
     @property
     def tail(self):
@@ -132,13 +135,21 @@ def disturb(run, store):
         published = {part.sha256 for part in store.published_parts(3, Stage.ROLLOUT)}
     finally:
         left = run.below()
+        workers = [*run.below("VLLM::"), *(each for each in left if "Worker" in title_of(each))]
         run.process.kill()
         run.process.wait()
-    _, alive = psutil.wait_procs(left, GONE_SECONDS)
-    for process in alive:
-        process.kill()
-    assert not alive, "what the run began outlived it"
+    _, alive = psutil.wait_procs(workers, GONE_SECONDS)
+    kill(left)
+    assert not alive, "workers outlived the run that began them, and its Ray"
     return published
+
+
+def title_of(process):
+    """As the process shows itself; "" once it is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def digests(store):

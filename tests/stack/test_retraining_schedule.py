@@ -38,7 +38,8 @@ asyncio.run(main())
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("retraining")
-    write_prompts(folder, 128)
+    write_prompts(folder, "prompts", 128)
+    write_prompts(folder, "held_out", 16)
     retraining = {
         "name": NAME,
         "config": str(ROOT / "configs" / "grpo_tiny_cpu.yaml"),
@@ -47,7 +48,7 @@ def place(tmp_path_factory):
             f"data.prompt_dataset={folder}/prompts.jsonl",
             "data.id_key=id",
             "train.max_iterations=null",
-            "eval.dataset=configs/tasks/digits.py:prompts?count=16&seed=1000",
+            f"eval.dataset={folder}/held_out.jsonl",
             "ckpt.save_steps=-1",
         ],
         "margin": 0.5,
@@ -64,7 +65,7 @@ def fired(stack, place):
     try:
         assert rlhf(stack, "retrain", "--on").stdout.splitlines() == ["rlhf/retrain is on: cron * * * * *"]
         wait(lambda: log.numbers() and log.is_over(1), "turn 1")
-        write_prompts(place, 160)
+        write_prompts(place, "prompts", 160)
         wait(lambda: len(log.numbers()) > 1 and log.is_over(2), "turn 2")
         wait(
             lambda: any("nothing to train on" in message for _, message, _ in flow_runs(stack)),
@@ -76,9 +77,9 @@ def fired(stack, place):
     return log
 
 
-def write_prompts(folder, count):
-    rows = [json.dumps({"id": f"p{i}", "input": f"Number {i}, please: ", "label": None}) for i in range(count)]
-    (folder / "prompts.jsonl").write_text("\n".join(rows))
+def write_prompts(folder, name, count):
+    rows = [json.dumps({"id": f"{name}-{i}", "input": f"Number {i} of {name}: ", "label": None}) for i in range(count)]
+    (folder / f"{name}.jsonl").write_text("\n".join(rows))
 
 
 def deploy_every_minute(stack, place):
@@ -129,7 +130,7 @@ def test_one_turn_promotes_and_one_refuses(fired) -> None:
 
 def test_the_second_turn_trained_the_new_prompts_alone(fired) -> None:
     assert (fired.turn(1).row_count, fired.turn(2).row_count) == (128, 32)
-    assert fired.seen() == {f"p{i}" for i in range(160)}
+    assert fired.seen() == {f"prompts-{i}" for i in range(160)}
 
 
 def test_the_registry_has_the_champion_of_the_first_turn(fired, stack) -> None:

@@ -14,6 +14,7 @@ from rlhf_core.cluster.replay import Replay, find_source, new_replay, scored_ite
 from rlhf_core.errors import ConfigError, CorruptShardError, RunFailedError
 from rlhf_core.records import Stage
 from rlhf_core.storage import ObjectStore, trajectories
+from tasks.replay import far_from
 
 # Arrays of a shard are views of its bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
@@ -99,6 +100,12 @@ async def test_another_model_must_read_the_answers_as_they_were_said(sampled, re
 
     assert rig.replay.other_model
     assert session.checked == list(rig.store.stage(0, Stage.ROLLOUT)[0].parts)
+
+
+def test_people_are_warned_of_a_policy_that_is_far_from_the_one_that_spoke():
+    assert far_from({"mismatch/effective_share": 0.5}) is None
+    assert far_from({}) is None
+    assert "mismatch/effective_share is 0.027" in far_from({"mismatch/effective_share": 0.027})
 
 
 # --- scored and filtered anew
