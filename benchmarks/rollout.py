@@ -26,7 +26,7 @@ from rlhf_core.cluster.placement import place
 from rlhf_core.config import Config, load_config
 from rlhf_core.data import load_tokenizer, models_of, pin_models, sample_seed, training_prompts
 from rlhf_core.records import Draw, PromptCursor
-from tasks.run import model_cache
+from tasks.opening import model_cache
 
 
 class RawEngine:

@@ -34,9 +34,10 @@ import pyarrow as pa
 
 from benchmarks.report import finish
 from rlhf_core.records import ActionRange, Part, SamplingParams, StopReason, Trajectory, VersionSpan
-from rlhf_core.storage import RunStore, schema, shards
+from rlhf_core.storage import RunStore, shards
 from rlhf_core.storage.digest import sha256_of
-from rlhf_core.storage.tables import BATCH_ROWS, decode_table, encode_table
+from rlhf_core.storage.shards import schema
+from rlhf_core.storage.shards.tables import BATCH_ROWS, decode_table, encode_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

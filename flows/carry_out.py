@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from prefect.logging import get_run_logger
 
+from tasks.due import newest_version
 from tasks.lineage import tell_failure, track
 from tasks.report import link_tracker
-from tasks.run import newest_version
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -23,7 +23,8 @@ from flows.sft import sft
 from flows.train import train
 from rlhf_core.config import plan_chain
 from tasks.chain import check_chain, is_finished, report_chain, resolve_chain
-from tasks.run import Resume, default_run_id
+from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
+from tasks.run import default_run_id
 
 if TYPE_CHECKING:
     from prefect import Flow

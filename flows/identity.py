@@ -25,10 +25,6 @@ from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
 from prefect.states import Pending
 
-CHILDREN = (
-    "children"  # work queue of the runs that their parents execute: only those of people are continued by automations
-)
-
 if TYPE_CHECKING:
     from collections.abc import Awaitable
     from uuid import UUID
@@ -36,6 +32,9 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
     from prefect.client.schemas.objects import FlowRun
     from prefect.client.schemas.responses import DeploymentResponse
+
+# Work queue of the runs that their parents execute: only those of people are continued by automations.
+CHILDREN = "children"
 
 
 async def run_child(child: Flow[..., Any], deployment: str, key: str, name: str, parameters: dict[str, Any]) -> None:

@@ -17,12 +17,13 @@ from prefect import flow
 
 from tasks.advantage import advantage
 from tasks.checkpoint import checkpoint
+from tasks.due import checkpoint_due, evaluation_due
 from tasks.evaluate import evaluate
 from tasks.lineage import track
 from tasks.report import report, report_evaluation
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.run import checkpoint_due, evaluation_due, open_stored
+from tasks.run import open_stored
 from tasks.update import update
 from tasks.weights import sync_weights
 

@@ -25,9 +25,10 @@ from rlhf_core.errors import ConfigError, TrainingError
 from rlhf_core.storage.find_run import find_run
 from tasks.advantage import advantage
 from tasks.reproduce import Scratch, compare, discard, make_scratch, not_reached, report_reproduction
+from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.run import Resume, default_run_id, opened
+from tasks.run import default_run_id, opened
 from tasks.update import update
 
 if TYPE_CHECKING:

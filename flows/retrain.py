@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed
 from flows.identity import run_child
 from flows.train import train
 from rlhf_core.errors import LeaseError
-from rlhf_core.storage.renewal import renewed
+from rlhf_core.storage.lease_renewal import renewed
 from tasks.approval import ask
 from tasks.comparison import question
 from tasks.retrain import begin_turn, carry_out_decision, compare, decide, record_prompts
@@ -41,7 +41,7 @@ async def retrain(
     """
     checked = resolve_retraining(config, overrides or [])
     try:
-        retraining = await claim(checked)
+        retraining = await claim(checked, str(runtime.flow_run.id))
     except LeaseError as error:
         return Cancelled(message=f"another turn is under way: {error}")
     async with renewed(retraining.lease):
@@ -73,7 +73,8 @@ async def one_turn(retraining: Retraining) -> State[Any]:
         comparison = await compare(retraining, turn)
         answer = None
         if comparison.better and retraining.config.approval.enable:
-            answer = await ask(question(retraining, turn, comparison), retraining.config.approval.timeout)
+            asked = question(retraining, turn, comparison)
+            answer = await ask(f"turn-{turn.number}", asked, retraining.config.approval.timeout)
         await decide(retraining, turn, comparison, answer)
     decision = await carry_out_decision(retraining, turn)
     return Completed(message=f"turn {turn.number} {decision['verdict']}: {decision['reason']}", data=decision)

@@ -7,7 +7,7 @@ from typing import Any
 from prefect import flow
 
 from flows.supervised import run_supervised
-from tasks.run import Resume  # noqa: TC001  Prefect reads the annotations
+from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
 
 
 @flow(name="rlhf", persist_result=False)

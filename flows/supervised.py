@@ -17,14 +17,16 @@ from prefect import runtime
 from prefect.logging import get_run_logger
 
 from flows.carry_out import carry_out
+from tasks.due import checkpoint_due, evaluation_due, iterations_to_do
 from tasks.lineage import track
 from tasks.report import Progress
-from tasks.run import Resume, checkpoint_due, default_run_id, evaluation_due, iterations_to_do
+from tasks.run import default_run_id
 from tasks.supervised import checkpoint_model, evaluate_examples, train_steps
 from tasks.supervised_run import OpenSupervisedRun, opened_supervised, resolve_supervised_config
 
 if TYPE_CHECKING:
     from rlhf_core.config import Method
+    from tasks.resume import Resume
 
 
 async def run_supervised(

@@ -19,18 +19,11 @@ from prefect.logging import get_run_logger
 from flows.carry_out import carry_out
 from flows.identity import run_child
 from flows.iteration import iteration_flow
+from tasks.due import evaluation_due, is_last, iterations_to_do
 from tasks.evaluate import evaluate
 from tasks.report import Progress, report_evaluation
-from tasks.run import (
-    OpenRun,
-    Resume,
-    default_run_id,
-    evaluation_due,
-    is_last,
-    iterations_to_do,
-    opened,
-    resolve_config,
-)
+from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
+from tasks.run import OpenRun, default_run_id, opened, resolve_config
 
 
 @flow(name="rlhf", persist_result=False)

@@ -14,14 +14,14 @@ from rlhf_cli.progress import bar
 
 if TYPE_CHECKING:
     from rlhf_core.storage import RunStore
-    from rlhf_core.storage.garbage import Garbage
+    from rlhf_core.storage.audit.garbage import Garbage
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Remove what is listed.")]
 
 
 def gc(run: Run, yes: Yes = False, as_json: AsJson = False, root: Root = None) -> None:
     """List what no manifest of a run names and nobody will use; with --yes remove it, and nothing else."""
-    from rlhf_core.storage.garbage import find_garbage, remove_garbage
+    from rlhf_core.storage.audit.garbage import find_garbage, remove_garbage
 
     store = run_store(run, root)
     if yes:

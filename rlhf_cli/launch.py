@@ -24,7 +24,7 @@ from rlhf_core.records import Stage
 from rlhf_core.storage import RunStore, trajectories
 from tasks.lineage import iteration_metrics
 from tasks.report import artifact_key
-from tasks.run import KIND
+from tasks.resume import KIND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rlhf_core.lineage.target import Target
-    from rlhf_core.storage.verification import Verification
+    from rlhf_core.storage.audit.verification import Verification
 
 SHOW = "show"
 
@@ -63,7 +63,7 @@ def show(
     """The way from a model back to its parents: iterations, shards, prompts, code, configuration, and so on. The default."""
     from rlhf_core.lineage.account import account
     from rlhf_core.lineage.account_text import account_lines
-    from rlhf_core.lineage.graph import check_picture, draw_graph
+    from rlhf_core.lineage.graph_picture import check_picture, draw_graph
     from rlhf_core.lineage.target import find_target
 
     if graph is not None:
@@ -89,7 +89,7 @@ def verify(
 ) -> None:
     """Read everything again that the run, or what made the checkpoint, names; exit code 1 if it is missing or altered."""
     from rlhf_core.lineage.target import find_target
-    from rlhf_core.storage.verification import verify as verified
+    from rlhf_core.storage.audit.verification import verify as verified
 
     target = find_target(what, root)
     results: list[Verification] = []

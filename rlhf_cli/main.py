@@ -29,7 +29,7 @@ from rlhf_cli.replay import replay
 from rlhf_cli.retrain import retrain
 from rlhf_cli.stack import Stack, use_stack
 from rlhf_cli.trajectories import trajectories
-from rlhf_core.config.chain import FlowName  # noqa: TC001  typer reads the annotations
+from rlhf_core.config.chain import FlowName
 from rlhf_core.errors import RlhfError
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")

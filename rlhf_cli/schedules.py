@@ -14,6 +14,7 @@ from prefect.exceptions import ObjectNotFound
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from prefect.client.schemas.objects import DeploymentSchedule
     from prefect.client.schemas.responses import DeploymentResponse
 
 
@@ -44,7 +45,12 @@ async def switch(deployment: str, active: bool) -> list[str]:
 async def turned_on() -> list[str]:
     """The deployments with an active schedule, as ``{id}/{slug}``."""
     async with get_client() as client:
-        return [key for found in await client.read_deployments() for key in _keys(found) if _is_on(found, key)]
+        return [
+            _key(found, schedule)
+            for found in await client.read_deployments()
+            for schedule in found.schedules
+            if schedule.active and schedule.slug
+        ]
 
 
 async def turn_on_again(keys: list[str]) -> None:
@@ -52,16 +58,12 @@ async def turn_on_again(keys: list[str]) -> None:
     async with get_client() as client:
         for found in await client.read_deployments():
             for schedule in found.schedules:
-                if f"{found.id}/{schedule.slug}" in keys and not schedule.active:
+                if _key(found, schedule) in keys and not schedule.active:
                     await client.update_deployment_schedule(found.id, schedule.id, active=True)
 
 
-def _keys(found: DeploymentResponse) -> list[str]:
-    return [f"{found.id}/{schedule.slug}" for schedule in found.schedules if schedule.slug]
-
-
-def _is_on(found: DeploymentResponse, key: str) -> bool:
-    return any(schedule.active and f"{found.id}/{schedule.slug}" == key for schedule in found.schedules)
+def _key(found: DeploymentResponse, schedule: DeploymentSchedule) -> str:
+    return f"{found.id}/{schedule.slug}"
 
 
 def _text(schedule: object) -> str:

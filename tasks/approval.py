@@ -42,19 +42,20 @@ class Answer:
         return asdict(self)
 
 
-async def ask(question: str, seconds: float) -> Answer:
+async def ask(subject: str, question: str, seconds: float) -> Answer:
     """Pause the current flow run until somebody answers. An answer to an earlier attempt of this flow run counts.
 
     Args:
+        subject: what it is about, in a few characters: an answer about another one does not count.
         question: Markdown, above the form.
         seconds: how long to wait.
     """
     attempt = int(runtime.flow_run.run_count)
     for earlier in range(1, attempt):
-        given = await _stored(earlier)
+        given = await _stored(_key(subject, earlier))
         if given is not None:
             return _answer(given)
-    form = Approval.with_initial_data(description=question)
+    key, form = _key(subject, attempt), Approval.with_initial_data(description=question)
     given = None
     try:
         given = await asyncio.wait_for(
@@ -62,12 +63,12 @@ async def ask(question: str, seconds: float) -> Answer:
                 wait_for_input=form,
                 timeout=int(seconds) + GRACE_SECONDS,
                 poll_interval=POLL_SECONDS,
-                key=_key(attempt),
+                key=key,
             ),
             seconds,
         )
     except TimeoutError:
-        given = await _stop_waiting(attempt)
+        given = await _stop_waiting(key)
     if given is None:
         return Answer(False, "", f"nobody answered within {seconds:g} s")
     return _answer(given)
@@ -78,7 +79,7 @@ def _answer(given: Approval) -> Answer:
     return Answer(given.approve, given.comment, "" if given.approve else f"a human declined{why}")
 
 
-async def _stop_waiting(attempt: int) -> Approval | None:
+async def _stop_waiting(key: str) -> Approval | None:
     """Go on without an answer, or with one that came in the last moment."""
     state: Any = Running()
     async with get_client() as client:
@@ -86,12 +87,12 @@ async def _stop_waiting(attempt: int) -> Approval | None:
         flow_run = await client.read_flow_run(runtime.flow_run.id)
     if flow_run.state is None or not flow_run.state.is_running():
         raise RlhfError(f"the flow run does not go on after its pause: {done.details}")
-    return await _stored(attempt)
+    return await _stored(key)
 
 
-async def _stored(attempt: int) -> Approval | None:
+async def _stored(key: str) -> Approval | None:
     """The answer to an attempt's question, if there is one."""
-    keyset = keyset_from_paused_state(Paused(pause_key=_key(attempt)))
+    keyset = keyset_from_paused_state(Paused(pause_key=key))
     async with get_client() as client:
         inputs = await client.filter_flow_run_input(
             flow_run_id=runtime.flow_run.id, key_prefix=keyset["response"], limit=1, exclude_keys=set()
@@ -99,5 +100,5 @@ async def _stored(attempt: int) -> Approval | None:
     return Approval(**inputs[0].decoded_value) if inputs else None
 
 
-def _key(attempt: int) -> str:
-    return f"approval-{attempt}"
+def _key(subject: str, attempt: int) -> str:
+    return f"approval-{subject}-{attempt}"

@@ -22,7 +22,7 @@ from rlhf_core.rewards import check_functions
 from tasks.lineage import iteration_metrics
 from tasks.options import TASK_OPTIONS
 from tasks.report import artifact_key
-from tasks.run import KIND, Resume, check_resume
+from tasks.resume import KIND, Resume, check_resume
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -59,6 +59,7 @@ async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], A
         "metrics": metrics,
         "samples": samples,
         "outcomes": outcomes,
+        "user_code": run.user_code,
         **watch.stamp(),
     }
     run.session.check_lease()

@@ -7,8 +7,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import Config
-from rlhf_core.data.model_reference import EXPORT
-from rlhf_core.lineage import Measured, ModelCheckpoint
+from rlhf_core.config.model_spec import EXPORT
+from rlhf_core.lineage import Measured, ModelCheckpoint, user_code
 from rlhf_core.storage import CheckpointStore
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ def exported(
     key, measured = run.config.ckpt.best_metric_key, None
     if key is not None and evaluation is not None and key in evaluation["metrics"]:
         value = float(evaluation["metrics"][key])
-        measured = Measured(key, value, run.config.ckpt.best_metric_mode, comparable(run.config))
+        code = evaluation.get("user_code", {})
+        measured = Measured(key, value, run.config.ckpt.best_metric_mode, comparable(run.config, code))
     return ModelCheckpoint(
         run_id=run.run_id,
         run_url=run.store.url,
@@ -59,8 +60,13 @@ def exported(
     )
 
 
-def comparable(config: Config | SupervisedConfig) -> str:
-    """A digest of how a run evaluates: metrics of two runs compare only where it is the same."""
+def comparable(config: Config | SupervisedConfig, code: Mapping[str, str]) -> str:
+    """A digest of how a run evaluates: metrics of two runs compare only where it is the same.
+
+    Args:
+        config: the run's.
+        code: the user's Python files -> sha256, as they were when it evaluated.
+    """
     tree = config.model_dump(mode="json")
     measured = {
         name: {key: value for key, value in tree[name].items() if key not in NEUTRAL[name]}
@@ -70,4 +76,5 @@ def comparable(config: Config | SupervisedConfig) -> str:
     if isinstance(config, Config):
         measured["rollout"] = {key: tree["rollout"][key] for key in ANSWERED_BY}
     measured["ckpt"] = {"best_metric_key": config.ckpt.best_metric_key, "mode": config.ckpt.best_metric_mode}
+    measured["code"] = {path: code.get(path) for path in user_code(measured)}
     return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:DIGITS]

@@ -30,11 +30,13 @@ from rlhf_core.config.replay import replay_config
 from rlhf_core.errors import ConfigError
 from rlhf_core.lineage import code_revision, machine, package_versions, user_code
 from rlhf_core.records import Stage
-from rlhf_core.storage import ObjectStore, RunStore, adopt_newest_checkpoint, adopt_stage, read_worlds
+from rlhf_core.storage import ObjectStore, RunStore, adopt_newest_checkpoint, adopt_stage, holder, read_worlds
 from rlhf_core.storage.documents import encode_document
+from tasks.opening import run_document
 from tasks.options import TASK_OPTIONS
+from tasks.plan import RunPlan
 from tasks.report import artifact_key
-from tasks.run import RunPlan, current_run, run_document
+from tasks.run import current_run
 from tasks.worlds import in_newest_world
 
 if TYPE_CHECKING:
@@ -156,11 +158,14 @@ def _as_then(source: RunStore, body: dict[str, Any], first: int, last: int) -> d
 
 
 def _clear(scratch: RunStore) -> None:
-    """Remove a scratch run, whole or half made; ``ConfigError`` where something else lies."""
+    """Remove a scratch run, whole or half made; ``ConfigError`` where something else lies, or somebody works on it."""
     if not scratch.objects.exists(MARKER):
         if scratch.objects.children():
             raise ConfigError(f"{scratch.url} exists, and is no scratch run: choose another run_id")
         return
+    held = holder(scratch)
+    if held is not None and not held.is_free:
+        raise ConfigError(f"{scratch.url} is under way in {held.owner}: let it end, or choose another run_id")
     ObjectStore(scratch.root, scratch.options, scratch.timeout).remove_folder(scratch.run_id)
 
 

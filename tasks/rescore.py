@@ -11,7 +11,6 @@ from prefect.artifacts import acreate_image_artifact, acreate_table_artifact
 from prefect.logging import get_run_logger
 
 from rlhf_core.cluster.rescoring import digest_of, local_model, plan_rescoring
-from rlhf_core.config import parse_config
 from rlhf_core.errors import RlhfError
 from rlhf_core.lineage import code_revision, package_versions
 from rlhf_core.lineage.tracker import check_tracking_uri
@@ -21,12 +20,14 @@ from rlhf_core.rewards.rescore_report import make_report
 from rlhf_core.storage.find_run import find_run
 from rlhf_core.storage.rescored import Rescoring, existing_rescoring
 from rlhf_core.telemetry import get_logger
+from tasks.opening import tracking_uri
 from tasks.options import TASK_OPTIONS
 from tasks.report import artifact_key, short
-from tasks.run import tracking_uri
+from tasks.resume import stored_config
 
 if TYPE_CHECKING:
     from rlhf_core.config import Config
+    from rlhf_core.rewards.rescore_report import Report
 
 logger = get_logger(__name__)
 
@@ -70,11 +71,11 @@ async def compare_rewards(
         options: of the file system.
         moved: how many of the samples that moved most are shown.
     """
-    store = find_run(run, None, options)
-    rescoring = existing_rescoring(store, name)
+    store = await asyncio.to_thread(find_run, run, None, options)
+    config = await asyncio.to_thread(stored_config, store)
+    rescoring = await asyncio.to_thread(existing_rescoring, store, name)
     report = await asyncio.to_thread(make_report, rescoring, iterations, moved)
     plot = await asyncio.to_thread(rescoring.write_report, report.body, report.plot)
-    config = parse_config((store.read_run() or {})["config"])
     shown = {**report.body, "old_normalised": config.reward.normalize_enable, "plot": plot, "storage": rescoring.url}
     await acreate_table_artifact(
         key=artifact_key(store.run_id, "rescored"),
@@ -91,8 +92,7 @@ async def compare_rewards(
         key=artifact_key(store.run_id, "rescored-scatter"),
         description=f"Old and new rewards: run {store.run_id}, rescoring {name}",
     )
-    scorer = rescoring.scorer() or {}
-    return {**shown, "tracker": await asyncio.to_thread(_tell, config, report.body, scorer, rescoring.url, report.plot)}
+    return {**shown, "tracker": await asyncio.to_thread(_tell, config, rescoring, report)}
 
 
 def numbers_of(report: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -111,17 +111,17 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     return {name: round(value, DIGITS) if isinstance(value, float) else value for name, value in row.items()}
 
 
-def _tell(config: Config, body: dict[str, Any], scorer: dict[str, Any], url: str, plot: bytes) -> str | None:
+def _tell(config: Config, rescoring: Rescoring, report: Report) -> str | None:
     """The tracker's page. One that is away is a warning: the report is in the run's storage."""
     uri = tracking_uri(config)
     if uri is None:
         return None
     check_tracking_uri(uri)
-    from rlhf_core.lineage.mlflow_rescoring import MlflowRescoring  # imports mlflow, which takes seconds
+    from rlhf_core.lineage.mlflow.rescoring import MlflowRescoring  # imports mlflow, which takes seconds
 
-    tracker = MlflowRescoring(uri, config.logger.mlflow_experiment)
+    tracker, scorer = MlflowRescoring(uri, config.logger.mlflow_experiment), rescoring.scorer() or {}
     try:
-        tracker.tell(body, scorer, url, plot, digest_of(body))
+        tracker.tell(report.body, scorer, rescoring.url, report.plot, digest_of(report.body))
     except (RlhfError, OSError) as error:
         logger.warning("the tracker was not told of the rescoring; the same command again tells it: %s", error)
         return None

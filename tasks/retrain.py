@@ -19,7 +19,7 @@ from rlhf_core.data.row_list import row_ids
 from rlhf_core.errors import StorageError
 from rlhf_core.storage import CheckpointStore
 from rlhf_core.storage.drawn import drawn_rows
-from rlhf_core.storage.renewal import require
+from rlhf_core.storage.lease_renewal import require
 from rlhf_core.storage.retrain_log import TurnRecord
 from tasks.comparison import Comparison, compared, decision_markdown
 from tasks.options import TASK_OPTIONS

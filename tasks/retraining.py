@@ -13,7 +13,9 @@ from rlhf_core.errors import ConfigError
 from rlhf_core.lineage import ModelRegistry, make_registry
 from rlhf_core.storage import Lease, LeaseOwner, RunStore, acquire
 from rlhf_core.storage.retrain_log import RetrainLog, TurnRecord
-from tasks.run import check_resume, tracking_uri
+from tasks.attempts import earlier_attempt_over
+from tasks.opening import tracking_uri
+from tasks.resume import check_resume
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +51,12 @@ def resolve_retraining(config: str | dict[str, Any], overrides: Sequence[str]) -
     return parse_retrain_config(config, overrides)
 
 
-async def claim(config: RetrainConfig) -> Retraining:
+async def claim(config: RetrainConfig, flow_run_id: str | None = None) -> Retraining:
     """Become the one process that works on a retraining; hold its lease with ``renewed``.
+
+    Args:
+        config: of the retraining.
+        flow_run_id: of the flow run that asks: a retry waits until its earlier attempt is over.
 
     Raises:
         ConfigError: it cannot work; the message names key and remedy.
@@ -68,7 +74,9 @@ async def claim(config: RetrainConfig) -> Retraining:
     if await asyncio.to_thread(store.read_run) is not None:
         raise ConfigError(f"{store.url} is a run: give the retraining another name")
     registry = await asyncio.to_thread(make_registry, uri, config.model)
-    lease = await asyncio.to_thread(acquire, store, LeaseOwner.of_this_process(), training.run.lease_seconds)
+    await earlier_attempt_over(store, flow_run_id)
+    owner = LeaseOwner.of_this_process(flow_run_id or "")
+    lease = await asyncio.to_thread(acquire, store, owner, training.run.lease_seconds)
     return Retraining(config, training, RetrainLog(store), registry, lease)
 
 

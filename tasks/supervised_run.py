@@ -16,23 +16,15 @@ from rlhf_core.cluster.supervised_worker import ExampleFacts, steps_per_epoch
 from rlhf_core.config import Method, SupervisedConfig, load_supervised_config, parse_supervised_config
 from rlhf_core.data import supervised_models_of
 from rlhf_core.storage import LeaseOwner, RunStore, acquire
-from rlhf_core.storage.output import exports_among
-from tasks.run import (
-    Resume,
-    current_any_run,
-    fix_plan,
-    fixed_threads,
-    model_cache,
-    prepare,
-    run_document,
-    start_processes,
-    working_on,
-)
+from rlhf_core.storage.exports.output import exports_among
+from tasks.opening import fix_plan, fixed_threads, model_cache, prepare, run_document, start_processes
+from tasks.run import current_any_run, working_on
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from rlhf_core.lineage import Tracker
+    from tasks.resume import Resume
 
 
 @dataclass(frozen=True, slots=True)

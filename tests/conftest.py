@@ -26,7 +26,11 @@ import rlhf_core.cluster  # noqa: E402, F401  says how Ray authenticates, which 
 ROOT = Path(__file__).resolve().parents[1]
 
 # Tests that share what is dear to start stay in one process, dearest first: beside them the other core does the rest.
-SHARED = {"ray": ("ray_cluster",), "ranks": ("one_rank", "two_ranks"), "servers": ("stack", "prefect_api", "mlflow_uri")}
+SHARED = {
+    "ray": ("ray_cluster",),
+    "ranks": ("one_rank", "two_ranks"),
+    "servers": ("stack", "prefect_api", "mlflow_uri"),
+}
 
 
 def pytest_collection_modifyitems(items) -> None:

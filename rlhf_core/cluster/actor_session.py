@@ -32,11 +32,16 @@ class ActorSession(ABC):
         self._healing = asyncio.Lock()
 
     async def close(self, keep_actors: bool) -> None:
-        """Give the run back. With ``keep_actors`` the next attempt finds them, until the keeper's lease ends."""
-        if not keep_actors:
-            await self.tidy()
-            await self.discard_actors()
-        await self._tenure.end()
+        """Give the run back, whatever becomes of the actors.
+
+        With ``keep_actors`` the next attempt finds them, until the keeper's lease ends.
+        """
+        try:
+            if not keep_actors:
+                await self.tidy()
+                await self.discard_actors()
+        finally:
+            await self._tenure.end()
 
     async def discard_actors(self) -> None:
         """End every actor; ``open`` makes new ones."""

@@ -18,10 +18,10 @@ from rlhf_core.data.said import Speech
 from rlhf_core.errors import ConfigError
 from rlhf_core.lineage import code_revision
 from rlhf_core.records import Stage
+from rlhf_core.storage.exports.output import Output, file_digests
+from rlhf_core.storage.exports.row_files import SUFFIXES
 from rlhf_core.storage.find_run import check_has_trajectories, find_run
-from rlhf_core.storage.output import Output, file_digests
 from rlhf_core.storage.rescored import Rescoring, existing_rescoring
-from rlhf_core.storage.row_files import SUFFIXES
 
 if TYPE_CHECKING:
     from rlhf_core.config import Config

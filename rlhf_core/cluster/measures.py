@@ -144,7 +144,7 @@ def evaluation_metrics(rows: Sequence[Trajectory], config: Config) -> dict[str, 
 
 
 def outcomes(rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
-    """What became of each held-out prompt, [P]: so that two versions are compared prompt by prompt. A failed sample has None."""
+    """What became of each held-out prompt, [P], to compare two versions prompt by prompt. A failed sample has None."""
     groups: dict[str, list[Trajectory]] = {}
     for row in rows:
         if not row.segment_index:  # segments of one sample share its reward

@@ -104,7 +104,9 @@ def model_ranks(config: Config) -> dict[str, int]:
         "policy": config.actor.world_size,
         "critic": critic.world_size if config.needs_critic else 0,
         "reference": ref.num_nodes * ref.num_gpus_per_node if config.needs_reference else 0,
-        "reward": config.reward.model_num_ranks if config.scores and config.reward.model_name_or_path is not None else 0,
+        "reward": config.reward.model_num_ranks
+        if config.scores and config.reward.model_name_or_path is not None
+        else 0,
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rlhf_core.cluster.address import meeting_point
 from rlhf_core.cluster.selection import rows_of_batch, trainable
 from rlhf_core.cluster.staging import staging
+from rlhf_core.config.model_spec import AVERAGE_EXPORT, EXPORT
 from rlhf_core.errors import StorageError, TrainingError
 from rlhf_core.storage import CheckpointStore
 
@@ -112,9 +113,9 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
             folder = staged / self._folder
             self._running.save(folder / "state")
             if self._export:
-                self._running.export_hf(folder / "hf")
+                self._running.export_hf(folder / EXPORT)
                 if self._running.average is not None:
-                    self._running.export_average(folder / "hf_ema")
+                    self._running.export_average(folder / AVERAGE_EXPORT)
             try:
                 return CheckpointStore(self._store).add_files(version, staged)
             except StorageError as error:

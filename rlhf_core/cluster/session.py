@@ -272,7 +272,7 @@ class RunSession(ActorSession):
     async def evaluate(
         self, version: int
     ) -> tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:
-        """Answer the held-out prompts and score the answers: shards, metrics, a few rows for people, and each prompt's outcome."""
+        """Answer the held-out prompts and score the answers: shards, metrics, a few rows for people, each prompt's outcome."""
         what = f"evaluation of version {version}"
         parts, rollout = (await self._stage([self._rollout.evaluate.remote(version, self._engines)], what))[0]
         rows = self.config.run.sample_rows

@@ -29,7 +29,7 @@ def parse_iterations(text: str) -> tuple[int, int]:
 
 
 def within(iterations: str | None, there: Sequence[int], url: str) -> list[int]:
-    """Those of ``there`` that are asked for.
+    """Those of ``there`` that are asked for: each of them has to be there, so that nothing is left out in silence.
 
     Args:
         iterations: ``I..J``; None: all.
@@ -37,12 +37,19 @@ def within(iterations: str | None, there: Sequence[int], url: str) -> list[int]:
         url: of the run, for messages.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: one is missing, or there is none at all.
     """
-    first, last = parse_iterations(iterations) if iterations is not None else (0, max(there, default=0))
+    if not there:
+        raise ConfigError(f"{url} has no complete iteration with trajectories: let it run first")
+    if iterations is None:
+        return list(there)
+    first, last = parse_iterations(iterations)
     found = [iteration for iteration in there if first <= iteration <= last]
-    if not found:
-        has = f"{there[0]}..{there[-1]}" if there else "none"
-        asked = f"{iterations} " if iterations is not None else ""
-        raise ConfigError(f"{url} has no complete iteration {asked}with trajectories; it has {has}")
+    held = set(found)
+    missing = next((i for i in range(first, last + 1) if i not in held), None)
+    if missing is not None:
+        has = f"{there[0]}..{there[-1]}"
+        raise ConfigError(
+            f"iterations {iterations}: {url} has no complete iteration {missing} with trajectories; it has {has}"
+        )
     return found

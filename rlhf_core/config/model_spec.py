@@ -18,6 +18,9 @@ from urllib.parse import urlsplit
 from rlhf_core.errors import ConfigError
 
 PREFIX = "run:"
+# Folders of a checkpoint with models in the Hugging Face format.
+EXPORT = "hf"  # what such a name means
+AVERAGE_EXPORT = "hf_ema"
 _SPEC = re.compile(
     r"run:((?P<root>[a-z][a-z0-9+.-]*://.+)/)?(?P<run_id>[A-Za-z0-9._-]{1,128})(@(?P<which>best|latest|\d+))?"
 )

@@ -67,7 +67,7 @@ def pairs_of(candidates: Iterable[Candidate], pairing: Pairing, margin: float) -
     for group in groups.values():
         ranked = sorted(group, key=lambda candidate: -candidate.reward)  # stable: of equal ones the first sampled
         possible = [pair for pair in combinations(ranked, 2) if _is_pair(*pair, margin)]
-        # the widest: the first of the best, the last of the worst
+        # max: of equally wide pairs the first
         found += possible if pairing == "all" else [max(possible, key=_width)] if possible else []
     return found
 

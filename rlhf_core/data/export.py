@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.data.export_choice import BLANK, IMAGES, TURNS
+from rlhf_core.data.export_choice import BLANK, IMAGES, PARTNER, TURNS
 from rlhf_core.errors import DataError
 from rlhf_core.records import Stage
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rlhf_core.data.said import Said, Speech
     from rlhf_core.records import Trajectory
 
-# name -> kind (storage.row_files); {prompt} is text or messages
+# name -> kind (storage.exports.row_files); {prompt} is text or messages
 ORIGIN = {"datasource": "text", "prompt_id": "text", "iteration": "count", "group": "text"}
 SFT = {
     "id": "text",
@@ -59,7 +59,7 @@ Example = tuple["Trajectory", "Said"]
 
 def write_samples(selection: Selection, folder: Path) -> None:
     """Format ``hf``: make the folder. ``DataError`` if nothing is left to export."""
-    from rlhf_core.storage.full_tables import full_tables, write_parquet_files  # pyarrow
+    from rlhf_core.storage.exports.full_tables import full_tables, write_parquet_files  # pyarrow
 
     def tables() -> Iterator[Any]:
         for iteration in selection.choice.iterations:
@@ -78,14 +78,14 @@ def write_examples(selection: Selection, speech: Speech, has_messages: bool, fil
         selection: what is chosen.
         speech: decodes the answers.
         has_messages: the run rendered its prompts from chat messages.
-        file: ends with one of ``storage.row_files.SUFFIXES``.
+        file: ends with one of ``storage.exports.row_files.SUFFIXES``.
 
     Raises:
         DataError: nothing is left to export.
         ConfigError: prompts that such a file has no column for.
         CorruptShardError: a shard is missing or damaged.
     """
-    from rlhf_core.storage.row_files import RowFile  # pyarrow
+    from rlhf_core.storage.exports.row_files import RowFile  # pyarrow
 
     choice, tally = selection.choice, selection.tally
     tally.messages = has_messages and not choice.plain_prompts
@@ -97,6 +97,7 @@ def write_examples(selection: Selection, speech: Speech, has_messages: bool, fil
         for iteration, wanted in plan.items():
             said = _said(selection, speech, iteration, {key for keys in wanted for key in keys})
             examples = [(keys, [said[key] for key in keys]) for keys in wanted if said.keys() >= set(keys)]
+            selection.leave_out(PARTNER, len(said.keys() - {key for keys, _ in examples for key in keys}))
             rows.write(
                 [_row(selection, example, [rewards[iteration, key] for key in keys]) for keys, example in examples]
             )
@@ -135,8 +136,8 @@ def _row(selection: Selection, example: list[Example], rewards: list[float]) -> 
     prompt = row.messages if selection.tally.messages else row.prompt
     if not prompt:
         raise DataError(
-            f"{selection.store.url}: iteration {row.iteration} group {row.group_id}: no chat messages are recorded of its prompt: "
-            "export rendered prompts with --plain-prompts"
+            f"{selection.store.url}: iteration {row.iteration} group {row.group_id}: no chat messages are recorded of its "
+            "prompt: export rendered prompts with --plain-prompts"
         )
     origin = {
         "datasource": row.datasource,

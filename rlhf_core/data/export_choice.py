@@ -29,6 +29,7 @@ LOW_REWARD = "with a reward below --min-reward"
 BLANK = "with a blank answer"
 TURNS = "of several turns"
 IMAGES = "with images"
+PARTNER = "whose pair lost the other answer"
 NOT_CHOSEN = "not chosen"
 
 _FAILED = (StopReason.ERROR, StopReason.ABORTED)

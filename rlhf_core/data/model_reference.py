@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.config.model_spec import is_run_model, parse_run_model
+from rlhf_core.config.model_spec import EXPORT, is_run_model, parse_run_model
 from rlhf_core.errors import ConfigError, CorruptShardError
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rlhf_core.config.model_spec import RunModel
     from rlhf_core.config.supervised import Method, SupervisedConfig
     from rlhf_core.storage import CheckpointStore
-
-EXPORT = "hf"  # folder of a checkpoint with the model in the Hugging Face format
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What was made from what, told to a tracker. The log in object storage stays the truth; a tracker is a view of it."""
 
-from rlhf_core.lineage import mlflow_environment  # noqa: F401
+import rlhf_core.lineage.mlflow  # noqa: F401  before anything imports MLflow
 from rlhf_core.lineage.ancestry import ModelOrigin, RunOrigin, ancestry, draw
 from rlhf_core.lineage.environment import code_revision, machine, package_versions
 from rlhf_core.lineage.names import metric_name

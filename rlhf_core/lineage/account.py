@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.config.model_spec import EXPORT
 from rlhf_core.errors import StorageError
 from rlhf_core.lineage.ancestry import TRAJECTORIES, ModelOrigin, RunOrigin, ancestry
 from rlhf_core.lineage.run_record import RunRecord, run_record
@@ -14,8 +15,6 @@ from rlhf_core.storage.checkpoints import digest_of
 if TYPE_CHECKING:
     from rlhf_core.lineage.target import Target
     from rlhf_core.storage import RunStore
-
-EXPORT = "hf"  # folder of a checkpoint with the model that runs load
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,8 @@
-"""An account as a picture: runs as boxes with their iterations, and what went into each.
+"""An account as a graph: runs as boxes with their iterations, and what went into each.
 
 ::
 
     data, user's code ─▶ run ─▶ version ─▶ run that used it ─▶ version
-
-``.dot`` is text for Graphviz; ``.svg`` and ``.png`` are drawn here.
 """
 
 from __future__ import annotations
@@ -12,20 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from rlhf_core.errors import ConfigError
 from rlhf_core.lineage.ancestry import DIGITS, TRAINING, TRAJECTORIES
-from rlhf_core.storage.run_store import version_name
+from rlhf_core.storage.paths import version_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from rlhf_core.lineage.account import Account
     from rlhf_core.lineage.run_record import IterationRecord, RunRecord
 
 Shape = Literal["run", "version", "input"]
 
-FORMATS = (".dot", ".png", ".svg")
 LINES = 6  # iterations that a box lists; of more, the first and the last
 WIDEST = 46  # characters of a line in a box
 COLOURS: dict[Shape, str] = {"run": "#dbeafe", "version": "#dcfce7", "input": "#f3f4f6"}
@@ -58,38 +53,6 @@ def graph_of(account: Account) -> Graph:
     if record.version:
         _add_version(graph, account.origin.url, record, record.version)
     return graph
-
-
-def draw_graph(account: Account, path: Path) -> None:
-    """Write a picture.
-
-    Args:
-        account: what it shows.
-        path: its end says the format.
-
-    Raises:
-        ConfigError: see ``check_picture``.
-    """
-    check_picture(path)
-    graph = graph_of(account)
-    if path.suffix == ".dot":
-        path.write_text(dot(graph), encoding="utf-8")
-        return
-    from rlhf_core.lineage.graph_picture import draw_picture  # matplotlib, which takes a second
-
-    draw_picture(graph, path)
-
-
-def check_picture(path: Path) -> None:
-    """Refuse what cannot be written, before the logs are read.
-
-    Raises:
-        ConfigError: another format, or no such folder.
-    """
-    if path.suffix not in FORMATS:
-        raise ConfigError(f"{path}: no picture of this kind can be drawn: let its name end in {', '.join(FORMATS)}")
-    if not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no folder {path.parent}: make it")
 
 
 def dot(graph: Graph) -> str:

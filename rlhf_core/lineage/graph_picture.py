@@ -1,19 +1,23 @@
-"""A graph as SVG or PNG: what goes in on the left, what came out on the right. No display is needed."""
+"""A graph as a file: what goes in on the left, what came out on the right. No display is needed.
+
+``.dot`` is text for Graphviz; ``.svg`` and ``.png`` are drawn here.
+"""
 
 from __future__ import annotations
 
 from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
-
-from rlhf_core.lineage.graph import COLOURS
+from rlhf_core.errors import ConfigError
+from rlhf_core.lineage.graph import COLOURS, dot, graph_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from rlhf_core.lineage.account import Account
     from rlhf_core.lineage.graph import Box, Graph
 
+FORMATS = (".dot", ".png", ".svg")
 FONT = {"family": "monospace", "size": 8.0}
 CHARACTER = 0.068  # inches of one, in that font
 LINE = 0.16  # inches from one line to the next
@@ -23,8 +27,39 @@ MAX_INCHES = 200.0  # of either side: what viewers still open
 DOTS_PER_INCH = 120
 
 
-def draw_picture(graph: Graph, path: Path) -> None:
-    """Write the graph to ``path``, in the format of its name."""
+def draw_graph(account: Account, path: Path) -> None:
+    """Write a picture.
+
+    Args:
+        account: what it shows.
+        path: its end says the format.
+
+    Raises:
+        ConfigError: see ``check_picture``.
+    """
+    check_picture(path)
+    graph = graph_of(account)
+    if path.suffix == ".dot":
+        path.write_text(dot(graph), encoding="utf-8")
+        return
+    _draw(graph, path)
+
+
+def check_picture(path: Path) -> None:
+    """Refuse what cannot be written, before the logs are read.
+
+    Raises:
+        ConfigError: another format, or no such folder.
+    """
+    if path.suffix not in FORMATS:
+        raise ConfigError(f"{path}: no picture of this kind can be drawn: let its name end in {', '.join(FORMATS)}")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no folder {path.parent}: make it")
+
+
+def _draw(graph: Graph, path: Path) -> None:
+    from matplotlib.figure import Figure  # takes a second
+
     places, width, height = _layout(graph)
     scale = min(1.0, MAX_INCHES / max(width, height))
     figure = Figure(figsize=(width * scale, height * scale), dpi=DOTS_PER_INCH)

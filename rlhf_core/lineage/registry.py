@@ -123,6 +123,6 @@ def make_registry(uri: str, model: str) -> ModelRegistry:
         ConfigError: the URI holds a credential.
     """
     check_tracking_uri(uri)
-    from rlhf_core.lineage.mlflow_registry import MlflowRegistry  # imports mlflow, which takes seconds
+    from rlhf_core.lineage.mlflow.registry import MlflowRegistry  # imports mlflow, which takes seconds
 
     return MlflowRegistry(uri, model)

@@ -6,7 +6,6 @@ Only documents are read, in parallel; shards are named, not opened.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -19,19 +18,17 @@ from rlhf_core.config.supervised import SupervisedConfig
 from rlhf_core.errors import StorageError
 from rlhf_core.records import Round, Stage, StageManifest
 from rlhf_core.storage import CheckpointStore, FileEntry, read_worlds, trajectories
-from rlhf_core.storage.contents import documents
+from rlhf_core.storage.audit.contents import documents
 from rlhf_core.storage.digest import sha256_of
+from rlhf_core.storage.find_run import BY_REWARDS
+from rlhf_core.storage.paths import MANIFEST, ROUND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from rlhf_core.records import Part
     from rlhf_core.storage import RunStore, World
-    from rlhf_core.storage.contents import Document
-
-_STAGE = re.compile(rf"iterations/(\d{{8,}})/({'|'.join(Stage)})\.json")
-_ROUND = re.compile(r"iterations/(\d{8,})/rounds/\d+\.json")
-REWARDED = "rlhf"  # the kind of a run by rewards, in run.json
+    from rlhf_core.storage.audit.contents import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +111,7 @@ def run_record(store: RunStore, body: Mapping[str, Any], version: int | None = N
     return RunRecord(
         run_id=store.run_id,
         url=store.url,
-        kind=body.get("kind", REWARDED),
+        kind=body.get("kind", BY_REWARDS),
         created_at=body["created_at"],
         version=reached,
         seed=body.get("seed"),
@@ -138,7 +135,7 @@ def _documents(store: RunStore, version: int | None) -> tuple[dict[int, list[Doc
     problems: list[str] = []
     wanted = []
     for path in store.objects.list("iterations"):
-        place = _STAGE.fullmatch(path) or _ROUND.fullmatch(path)
+        place = MANIFEST.fullmatch(path) or ROUND.fullmatch(path)
         if place is not None and (version is None or int(place[1]) < version):
             wanted.append(path)
     for document in documents(store, wanted):
@@ -150,9 +147,9 @@ def _documents(store: RunStore, version: int | None) -> tuple[dict[int, list[Doc
 
 
 def _iteration(store: RunStore, iteration: int, read: list[Document], ids: bool) -> IterationRecord:
-    bodies = {document.path.rpartition("/")[2]: document for document in read if _STAGE.fullmatch(document.path)}
+    bodies = {document.path.rpartition("/")[2]: document for document in read if MANIFEST.fullmatch(document.path)}
     stages = [_stage(bodies[f"{stage}.json"]) for stage in Stage if f"{stage}.json" in bodies]
-    rounds = [_round(document) for document in read if _ROUND.fullmatch(document.path)]
+    rounds = [_round(document) for document in read if ROUND.fullmatch(document.path)]
     rollout, update = (_body_of(bodies.get(f"{stage}.json")) for stage in (Stage.ROLLOUT, Stage.UPDATE))
     prompts: dict[str, Any] = {name: rollout[name] for name in ("cursor_in", "cursor_out", "drawn") if name in rollout}
     if ids and rollout:
@@ -216,7 +213,7 @@ def _checkpoint(store: RunStore, version: int, problems: list[str]) -> SavedVers
 
 def _config(body: Mapping[str, Any]) -> dict[str, Any]:
     values = body["config"]
-    schema = Config if body.get("kind", REWARDED) == REWARDED else SupervisedConfig
+    schema = Config if body.get("kind", BY_REWARDS) == BY_REWARDS else SupervisedConfig
     changed = differences(_defaults(schema), values)
     text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return {

@@ -140,7 +140,7 @@ def make_tracker(uri: str | None, experiment: str, model: str | None = None) -> 
     if uri is None:
         return NoTracker()
     check_tracking_uri(uri)
-    from rlhf_core.lineage.mlflow_tracker import MlflowTracker  # imports mlflow, which takes seconds
+    from rlhf_core.lineage.mlflow.tracker import MlflowTracker  # imports mlflow, which takes seconds
 
     return MlflowTracker(uri, experiment, model)
 

@@ -11,7 +11,6 @@ Several are summed, each with weight 1. Everything else of the run's ``reward`` 
 
 from __future__ import annotations
 
-import hashlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from rlhf_core.config.model_spec import is_run_model
 from rlhf_core.errors import ConfigError
 from rlhf_core.rewards.builtins import BUILTINS
 from rlhf_core.rewards.functions import default_name
+from rlhf_core.storage.digest import sha256_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -127,4 +127,4 @@ def _code(use: str) -> dict[str, str]:
     path = Path(file).expanduser()
     if not path.is_file():
         raise ConfigError(f"{use!r}: no such file: {path.resolve()}")
-    return {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return {"sha256": sha256_of_file(path)}

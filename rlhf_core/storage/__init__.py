@@ -9,7 +9,7 @@ from rlhf_core.storage.checkpoints import CheckpointStore, FileEntry, Held
 from rlhf_core.storage.lease import Lease, LeaseRecord, acquire, holder
 from rlhf_core.storage.lease_owner import LeaseOwner
 from rlhf_core.storage.object_store import ObjectStore
-from rlhf_core.storage.query import query_trajectories, trajectories
+from rlhf_core.storage.query.trajectories import query_trajectories, trajectories
 from rlhf_core.storage.rotation import Keep, rotate, surplus
 from rlhf_core.storage.run_store import RunStore
 from rlhf_core.storage.shards import RewardRow

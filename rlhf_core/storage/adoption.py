@@ -11,9 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlhf_core.config.model_spec import AVERAGE_EXPORT, EXPORT
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.storage.checkpoints import CheckpointStore
-from rlhf_core.storage.run_store import manifest_path
+from rlhf_core.storage.paths import stage_folder
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-EXPORTS = {"hf", "hf_ema"}  # folders of a checkpoint that training does not go on from
+EXPORTS = {EXPORT, AVERAGE_EXPORT}  # folders of a checkpoint that training does not go on from
 
 
 def adopt_parts(store: RunStore, source: RunStore, parts: Sequence[Part], iteration: int, stage: Stage) -> list[Part]:
@@ -33,7 +34,7 @@ def adopt_parts(store: RunStore, source: RunStore, parts: Sequence[Part], iterat
     Raises:
         CorruptShardError: a part is missing or is not the one recorded. It names the source's object.
     """
-    folder = manifest_path(iteration, stage).removesuffix(".json")
+    folder = stage_folder(iteration, stage)
     adopted = []
     for part in parts:
         data = source.read_part(part)
@@ -89,6 +90,9 @@ def adopt_newest_checkpoint(store: RunStore, source: RunStore, up_to: int) -> in
 
 
 def _folders_of_state(checkpoints: CheckpointStore, version: int) -> list[str]:
-    """Folders of a checkpoint without the models that it exports for others."""
-    folders = {entry.path.rpartition("/")[0] for entry in checkpoints.files(version)}
-    return sorted(folder for folder in folders if not EXPORTS & set(folder.split("/")))
+    """Folders of a checkpoint without the models that it exports for others; none lies below another one."""
+    folders: list[str] = []
+    for folder in sorted({entry.path.rpartition("/")[0] for entry in checkpoints.files(version)}):
+        if not EXPORTS & set(folder.split("/")) and not any(folder.startswith(f"{upper}/") for upper in folders):
+            folders.append(folder)
+    return folders

@@ -14,15 +14,15 @@ checkpoint.json first.
 from __future__ import annotations
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.errors import ConflictError, CorruptShardError, StorageError
 from rlhf_core.storage.digest import sha256_of, sha256_of_file
 from rlhf_core.storage.documents import decode_document, encode_document
-from rlhf_core.storage.run_store import version_name
+from rlhf_core.storage.parallel import in_parallel
+from rlhf_core.storage.paths import checkpoint_folder
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ TRANSFERS = 4  # files under way at once; each is itself sent in parallel parts 
 _CHECKPOINTS = "checkpoints"
 _FILES = "files"
 _VERSION_NAME = re.compile(r"v(\d{8,})")
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class CheckpointStore:
 
     def url(self, version: int) -> str:
         """Where the checkpoint of a version lies, or would."""
-        return self.run_store.url_of(_folder(version))
+        return self.run_store.url_of(checkpoint_folder(version))
 
     def add_files(self, version: int, local_dir: Path, prefix: str = "") -> list[FileEntry]:
         """Upload every file below ``local_dir``; nothing is visible until ``commit``.
@@ -92,7 +95,7 @@ class CheckpointStore:
             self.run_store.objects.put_file(local, _path(version, name), link=True)
             return entry
 
-        return _in_parallel(add, files)
+        return _transferred(add, files)
 
     def commit(self, version: int, body: dict[str, Any], files: Sequence[FileEntry]) -> None:
         """Make the checkpoint visible.
@@ -160,8 +163,8 @@ class CheckpointStore:
         """
         objects = self.run_store.objects
         objects.delete(_path(version, MARKER))
-        _in_parallel(objects.delete, objects.list(_folder(version)))
-        objects.remove_folder(_folder(version))
+        _transferred(objects.delete, objects.list(checkpoint_folder(version)))
+        objects.remove_folder(checkpoint_folder(version))
 
     def files(self, version: int, prefix: str = "") -> list[FileEntry]:
         """The files of a complete checkpoint below ``prefix``; ``CorruptShardError`` if it is not complete."""
@@ -182,7 +185,7 @@ class CheckpointStore:
             self.run_store.objects.get_file(_path(version, entry.path), local, link=link)
             self._verify(version, entry, local)
 
-        _in_parallel(fetch, self.files(version, prefix))
+        _transferred(fetch, self.files(version, prefix))
 
     def open_folder(self, version: int, staging: Path, prefix: str = "") -> Path:
         """A folder of this machine with the verified files below ``prefix``, to read only.
@@ -200,7 +203,7 @@ class CheckpointStore:
             if path is not None:
                 self._verify(version, entry, path)
 
-        _in_parallel(verify, self.files(version, prefix))
+        _transferred(verify, self.files(version, prefix))
         return folder
 
     def _begun(self) -> list[int]:
@@ -228,7 +231,7 @@ class CheckpointStore:
 
     def _sizes(self, version: int) -> dict[str, int]:
         """Bytes of each file, by its path below the checkpoint's folder."""
-        folder = _folder(version)
+        folder = checkpoint_folder(version)
         return {path.removeprefix(f"{folder}/"): size for path, size in self.run_store.objects.sizes(folder).items()}
 
     def _verify(self, version: int, entry: FileEntry, local: Path) -> None:
@@ -243,12 +246,8 @@ def digest_of(files: Iterable[FileEntry]) -> str:
     return sha256_of("".join(f"{entry.path} {entry.sha256}\n" for entry in files).encode())
 
 
-def _folder(version: int) -> str:
-    return f"{_CHECKPOINTS}/{version_name(version)}"
-
-
 def _path(version: int, name: str) -> str:
-    return f"{_folder(version)}/{name}"
+    return f"{checkpoint_folder(version)}/{name}"
 
 
 def _entries(body: dict[str, Any], prefix: str = "") -> list[FileEntry]:
@@ -267,10 +266,5 @@ def _absent(files: Iterable[FileEntry], sizes: dict[str, int]) -> str:
     )
 
 
-def _in_parallel(act: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-    """``act`` on each item, in order of the items; the first error stops those not begun."""
-    pool = ThreadPoolExecutor(TRANSFERS, thread_name_prefix="checkpoint")
-    try:
-        return list(pool.map(act, items))
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+def _transferred(act: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    return list(in_parallel(act, items, TRANSFERS, ahead=len(items)))

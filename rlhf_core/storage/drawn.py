@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlhf_core.records import Stage
-from rlhf_core.storage import schema
+from rlhf_core.storage.shards import schema
 
 if TYPE_CHECKING:
     from rlhf_core.records import Part

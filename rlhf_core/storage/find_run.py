@@ -13,7 +13,7 @@ from rlhf_core.storage.run_store import RUN_ID, RunStore
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-BY_REWARDS = "rlhf"
+BY_REWARDS = "rlhf"  # the kind of such a run, in run.json
 _WILD = set("*?[")
 
 

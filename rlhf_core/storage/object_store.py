@@ -25,9 +25,9 @@ import fsspec
 import pyarrow as pa
 
 from rlhf_core.errors import ConfigError, ConflictError, StorageError
-from rlhf_core.storage.local_backend import TEMPORARY_PREFIX, LocalBackend
-from rlhf_core.storage.remote_backend import RemoteBackend
-from rlhf_core.storage.s3_backend import S3Backend
+from rlhf_core.storage.backends.local import TEMPORARY_PREFIX, LocalBackend
+from rlhf_core.storage.backends.remote import RemoteBackend
+from rlhf_core.storage.backends.s3 import S3Backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +44,7 @@ class ObjectStore:
     ``put_once``, else ``StorageError`` with the act, the URL and the remedy.
 
     ``timeout`` bounds every act on a remote store, retries included; large objects get the time their bytes take at
-    ``remote_backend.SLOWEST_BYTES_PER_SECOND`` on top. Local disks are not bounded: the kernel does not give up on
+    ``backends.remote.SLOWEST_BYTES_PER_SECOND`` on top. Local disks are not bounded: the kernel does not give up on
     them. ``memory://`` lives and is atomic within one process only: for tests.
     """
 

@@ -27,11 +27,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError, StorageError
 from rlhf_core.records import Part, Round, Stage, StageManifest, StageRef
-from rlhf_core.storage import schema, shards
+from rlhf_core.storage import shards
 from rlhf_core.storage.digest import hashing, sha256_of
 from rlhf_core.storage.documents import decode_document, encode_document
 from rlhf_core.storage.object_store import ObjectStore
-from rlhf_core.storage.tables import Encoded, decode_table
+from rlhf_core.storage.paths import (
+    ITERATION_NAME,
+    PART_NAME,
+    iteration_folder,
+    manifest_path,
+    round_path,
+    stage_folder,
+    version_name,
+)
+from rlhf_core.storage.shards import schema
+from rlhf_core.storage.shards.tables import Encoded, decode_table
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -45,8 +55,6 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 RUN_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_PART_NAME = re.compile(r"(?P<rows>\d+)r-(?P<tokens>\d+)t-(?P<bytes>\d+)b-(?P<sha256>[0-9a-f]{64})\.arrow")
-_ITERATION_NAME = re.compile(r"\d{8,}")
 
 Pointer = Literal["latest", "best"]
 
@@ -114,17 +122,17 @@ class RunStore:
     def publish_trajectories(self, iteration: int, rows: Sequence[Trajectory], stage: Stage = Stage.ROLLOUT) -> Part:
         """Make trajectories durable as one part of the stage."""
         shard = shards.encode_trajectories(rows)
-        return self._publish(_stage_folder(iteration, stage), shard, len(rows), _tokens_of(rows))
+        return self._publish(stage_folder(iteration, stage), shard, len(rows), _tokens_of(rows))
 
     def publish_rewards(self, iteration: int, rows: Sequence[RewardRow], folder: str | None = None) -> Part:
         """Make reward results durable as one part of the reward stage, or of ``folder``; they have no tokens of their own."""
-        folder = folder or _stage_folder(iteration, Stage.REWARD)
+        folder = folder or stage_folder(iteration, Stage.REWARD)
         return self._publish(folder, shards.encode_rewards(rows), len(rows), 0)
 
     def publish_experience(self, iteration: int, rows: Sequence[Experience]) -> Part:
         """Make experience durable as one part of the experience stage."""
         shard = shards.encode_experience(rows)
-        return self._publish(_stage_folder(iteration, Stage.EXPERIENCE), shard, len(rows), _tokens_of(rows))
+        return self._publish(stage_folder(iteration, Stage.EXPERIENCE), shard, len(rows), _tokens_of(rows))
 
     def published_parts(self, iteration: int, stage: Stage, without: Collection[str] = ()) -> list[Part]:
         """Every whole part of the stage, named by a manifest or not: what an earlier attempt left.
@@ -132,7 +140,7 @@ class RunStore:
         Each is read and hashed. A damaged one is left out with a warning: its rows are made again, under another name
         or over it. So are, unread, those at the paths ``without``.
         """
-        return self.parts_in(_stage_folder(iteration, stage), without)
+        return self.parts_in(stage_folder(iteration, stage), without)
 
     def parts_in(self, folder: str, without: Collection[str] = ()) -> list[Part]:
         """Every whole part of a folder, as ``published_parts``."""
@@ -259,7 +267,7 @@ class RunStore:
 
     def iterations(self) -> list[int]:
         """Every iteration that has begun, ascending."""
-        return sorted(int(name) for name in self.objects.children("iterations") if _ITERATION_NAME.fullmatch(name))
+        return sorted(int(name) for name in self.objects.children("iterations") if ITERATION_NAME.fullmatch(name))
 
     def completed_iterations(self) -> list[int]:
         """Every iteration whose update is complete, ascending."""
@@ -278,7 +286,7 @@ class RunStore:
 
     def rounds(self, iteration: int) -> list[Round]:
         """The recorded rounds of an iteration, in order."""
-        count = len(self.objects.children(f"{_iteration_folder(iteration)}/rounds"))
+        count = len(self.objects.children(f"{iteration_folder(iteration)}/rounds"))
         return [self.round(iteration, number) for number in range(count)]
 
     def round(self, iteration: int, number: int) -> Round:
@@ -417,36 +425,13 @@ class RunStore:
         return decode_document(data, self.url_of(path))
 
 
-def version_name(version: int) -> str:
-    """How a policy version is written in paths."""
-    return f"v{version:08d}"
-
-
-def _iteration_folder(iteration: int) -> str:
-    return f"iterations/{iteration:08d}"
-
-
-def _stage_folder(iteration: int, stage: Stage) -> str:
-    return f"{_iteration_folder(iteration)}/{stage.value}"
-
-
 def _may_name(manifest: StageManifest, folder: str) -> bool:
     found = re.fullmatch(rf"iterations/(\d{{8,}})/{manifest.stage.value}", folder)
     return found is not None and int(found[1]) <= manifest.iteration
 
 
-def round_path(iteration: int, number: int) -> str:
-    """Where a round of an iteration is recorded."""
-    return f"{_iteration_folder(iteration)}/rounds/{number:02d}.json"
-
-
-def manifest_path(iteration: int, stage: Stage) -> str:
-    """Where the manifest of a stage lies."""
-    return f"{_iteration_folder(iteration)}/{stage.value}.json"
-
-
 def _part_from_name(path: str) -> Part | None:
-    claim = _PART_NAME.fullmatch(path.rsplit("/", 1)[-1])
+    claim = PART_NAME.fullmatch(path.rsplit("/", 1)[-1])
     if claim is None:
         logger.warning("%s is no part of a run: left out", path)
         return None

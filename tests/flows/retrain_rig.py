@@ -24,7 +24,8 @@ from rlhf_core.records import (
 from rlhf_core.storage import CheckpointStore, LeaseOwner, RunStore, acquire
 from rlhf_core.storage.retrain_log import RetrainLog
 from tasks.lineage import _tell
-from tasks.run import OpenRun, RunPlan
+from tasks.plan import RunPlan
+from tasks.run import OpenRun
 
 HELD_OUT = 4  # prompts
 

@@ -4,15 +4,20 @@ import asyncio
 
 import pytest
 from mlflow import MlflowClient
-from prefect import get_client
+from prefect import flow, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateName
 from prefect.client.schemas.responses import SetStateStatus
+from prefect.input import keyset_from_paused_state
+from prefect.input.actions import create_flow_run_input_from_model
+from prefect.states import Paused
 from retrain_rig import Rig, artifacts
 
 from flows import retrain as retrain_flow
 from rlhf_core.errors import ConfigError, StorageError
 from rlhf_core.lineage import make_registry
+from rlhf_core.storage import LeaseOwner, RunStore, acquire
 from tasks import retrain as retrain_tasks
+from tasks.approval import Approval, _key, _stored
 from tasks.retraining import abandon_turn, claim, resolve_retraining
 
 pytestmark = pytest.mark.stack
@@ -160,6 +165,16 @@ async def test_a_second_start_of_a_turn_under_way_is_refused_with_the_owner_name
     assert lease.generation == 1
 
 
+async def test_a_retry_waits_for_the_earlier_attempt_of_its_flow_run(rig):
+    """It died in another container: nobody can tell, until its lease expires."""
+    store = RunStore(rig.name, rig.root)
+    acquire(store, LeaseOwner("elsewhere", "m", 1, 0.0, "earlier", "this flow run"), 1)
+
+    retraining = await claim(resolve_retraining(rig.retraining(), []), "this flow run")
+
+    assert retraining.lease.generation == 2
+
+
 async def test_a_champion_whose_run_was_made_anew_is_refused(rig):
     """The same folder, with other weights than were registered."""
     rig.scores = {1: (0.2, 0.5)}
@@ -220,6 +235,20 @@ async def test_a_human_has_the_last_word(rig, registry, approve, verdict, monkey
 
 def raised(error):
     raise error
+
+
+async def test_an_answer_about_one_turn_is_none_about_the_next(prefect_api):
+    """A flow run goes on with the turn of another one, which then ends it: the retry of the first makes the next turn."""
+
+    @flow
+    async def stored():
+        pause = Paused(pause_key=_key("turn-1", 1))
+        await create_flow_run_input_from_model(keyset_from_paused_state(pause)["response"], Approval(approve=True))
+        return await _stored(_key("turn-1", 1)), await _stored(_key("turn-2", 1))
+
+    first, second = await stored()
+
+    assert (first.approve, second) == (True, None)
 
 
 async def test_nobody_answers(rig, registry):

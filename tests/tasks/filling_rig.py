@@ -32,9 +32,11 @@ from rlhf_core.records import (
 from rlhf_core.storage import CheckpointStore, RunStore
 from tasks import run as run_module
 from tasks.advantage import advantage
+from tasks.due import checkpoint_due, is_last, iterations_to_do
+from tasks.plan import make_plan
 from tasks.reward import reward
 from tasks.rollout import rollout
-from tasks.run import OpenRun, checkpoint_due, is_last, iterations_to_do, make_plan
+from tasks.run import OpenRun
 from tasks.update import update
 
 MIXED = (0.0, 1.0)  # a group that can teach something

@@ -5,7 +5,8 @@ from filling_rig import Rig
 from rlhf_core.cluster.replay import facts_of, new_replay
 from rlhf_core.config.replay import replay_config
 from rlhf_core.storage import RunStore
-from tasks.run import make_plan, run_document
+from tasks.opening import run_document
+from tasks.plan import make_plan
 
 
 def record(rig):

@@ -5,7 +5,8 @@ from rlhf_core.config import parse_config
 from rlhf_core.errors import LeaseError, RlhfError
 from rlhf_core.records import Stage, StageManifest
 from rlhf_core.storage import CheckpointStore, RunStore
-from tasks.run import OpenRun, RunPlan
+from tasks.plan import RunPlan
+from tasks.run import OpenRun
 
 MINIMAL = {
     "actor": {"model_name_or_path": "builtin:tiny"},

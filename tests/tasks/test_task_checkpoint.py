@@ -7,8 +7,8 @@ from rlhf_core.errors import ConfigError, LeaseError
 from rlhf_core.storage import Best, CheckpointStore, RunStore, best_pointer
 from tasks import run as run_module
 from tasks.checkpoint import checkpoint
+from tasks.due import checkpoint_due, evaluation_due, iterations_to_do
 from tasks.evaluate import evaluate
-from tasks.run import checkpoint_due, evaluation_due, iterations_to_do
 
 KEY = "eval/score_mean"
 EVALUATED = ("eval.dataset=h.jsonl", "eval.steps=1", f"ckpt.best_metric_key={KEY}")
@@ -99,6 +99,15 @@ async def test_the_best_state_is_in_every_checkpoint(start):
         (2, 0.8, KEY),
         (2, 0.8, KEY),
     ]
+
+
+async def test_an_evaluation_names_the_code_that_measured(start):
+    for code in ({"mine.py": "first"}, {"mine.py": "mended"}):
+        run = start([0.0, 0.5], iterations=1)
+        run.user_code = code
+        await evaluate.fn("run", 0)
+
+    assert run.store.read_evaluation(0)["user_code"] == {"mine.py": "first"}
 
 
 async def test_a_checkpoint_names_the_weights_of_every_model_that_learns(start):

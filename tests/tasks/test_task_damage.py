@@ -9,7 +9,7 @@ from rlhf_core.cluster.policy_worker import PolicyWorker
 from rlhf_core.errors import CorruptShardError
 from rlhf_core.records import Stage, StageManifest
 from rlhf_core.storage import RunStore
-from rlhf_core.storage.verification import verify
+from rlhf_core.storage.audit.verification import verify
 from tasks.advantage import advantage
 from tasks.reward import reward
 from tasks.rollout import rollout

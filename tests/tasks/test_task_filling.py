@@ -11,7 +11,7 @@ from filling_rig import MIXED, Killed, Rig, always, by_place
 from rlhf_core.errors import RunFailedError, WorkerError
 from rlhf_core.records import PromptCursor, Stage
 from rlhf_core.storage import CheckpointStore, trajectories
-from tasks.run import evaluation_due, is_last, iterations_to_do
+from tasks.due import evaluation_due, is_last, iterations_to_do
 
 # Arrays of a shard are views of its bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")

@@ -8,9 +8,9 @@ from filling_rig import Answers, Rig, place
 
 from rlhf_core.records import Stage
 from rlhf_core.storage import ObjectStore
-from rlhf_core.storage.garbage import find_garbage, remove_garbage
-from rlhf_core.storage.verification import verify
-from tasks.run import iterations_to_do
+from rlhf_core.storage.audit.garbage import find_garbage, remove_garbage
+from rlhf_core.storage.audit.verification import verify
+from tasks.due import iterations_to_do
 
 # Arrays of a shard are views of its bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")

@@ -12,8 +12,9 @@ from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore
 from tasks import run as run_module
 from tasks.lineage import iteration_metrics, track
+from tasks.opening import run_document
+from tasks.plan import make_plan
 from tasks.registered import comparable
-from tasks.run import make_plan, run_document
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ async def test_a_checkpoint_with_an_export_is_told_as_a_model(opened):
         1,
         record.uri,
         "d0",
-        Measured("eval/score_mean", 0.5, "min", comparable(run.config)),
+        Measured("eval/score_mean", 0.5, "min", comparable(run.config, {})),
     )
     assert record.exported.spec == f"run:{run.store.url}@1"
 
@@ -240,7 +241,19 @@ def export(run, version):
 def test_what_is_measured_alike(override, alike):
     plain = ("eval.dataset=h.jsonl", "ckpt.best_metric_key=eval/score_mean")
 
-    assert (comparable(config(*plain)) == comparable(config(*plain, override))) is alike
+    assert (comparable(config(*plain), {}) == comparable(config(*plain, override), {})) is alike
+
+
+def test_a_mended_reward_measures_otherwise_a_mended_loss_does_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.py", "loss.py"):
+        (tmp_path / name).touch()
+    named = config("reward.functions=[{use: mine.py}]", "actor.policy_loss_type=loss.py:loss")
+    as_it_is, reward, loss = [
+        comparable(named, {"mine.py": f"reward {a}", "loss.py": f"loss {b}"}) for a, b in ((1, 1), (2, 1), (1, 2))
+    ]
+
+    assert (as_it_is == reward, as_it_is == loss) == (False, True)
 
 
 async def test_what_rotation_deleted_is_told_once(opened):

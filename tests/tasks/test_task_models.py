@@ -5,8 +5,9 @@ from task_samples import config, facts
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.storage import CheckpointStore, RunStore
+from tasks import opening
 from tasks import run as run_module
-from tasks.run import opened
+from tasks.run import open_stored, opened
 
 
 class Processes:
@@ -27,7 +28,7 @@ class Processes:
 
 @pytest.fixture(autouse=True)
 def _no_processes(monkeypatch):
-    monkeypatch.setattr(run_module, "connect", lambda address: {"CPU": 2})
+    monkeypatch.setattr(opening, "connect", lambda address: {"CPU": 2})
     monkeypatch.setattr(run_module, "ActorGroups", lambda *arguments: None)
     monkeypatch.setattr(run_module, "RunSession", Processes)
 
@@ -69,7 +70,7 @@ async def test_a_run_records_its_models_and_uses_them_again_when_its_source_went
 
 
 async def test_a_model_that_there_is_not_is_refused_before_anything_starts(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_module, "connect", lambda address: pytest.fail("a cluster was asked for"))
+    monkeypatch.setattr(opening, "connect", lambda address: pytest.fail("a cluster was asked for"))
 
     with pytest.raises(ConfigError, match="run:source@best: there is no run at"):
         await start(tmp_path, "actor.model_name_or_path=run:source@best")
@@ -80,3 +81,14 @@ async def test_workers_of_an_attempt_that_left_no_record_are_not_used_again(tmp_
     first, again = await start(tmp_path), await start(tmp_path)
 
     assert (first.session.discarded, again.session.discarded) == (1, 0)
+
+
+async def test_an_iteration_that_is_retried_goes_on_where_the_log_lies_now(tmp_path):
+    await start(tmp_path / "before")
+    (tmp_path / "before").rename(tmp_path / "after")
+
+    async with open_stored("run", str(tmp_path / "after"), {}) as run:
+        assert run.store.read_run()["run_id"] == "run"
+        assert run.session.context.store.root == run.store.root
+
+    assert not (tmp_path / "before").exists()

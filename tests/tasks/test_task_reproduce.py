@@ -11,9 +11,10 @@ from rlhf_core.cluster.replay import Replay, check_done
 from rlhf_core.cluster.session import Updated
 from rlhf_core.errors import ConfigError, CorruptShardError
 from rlhf_core.records import Stage
-from rlhf_core.storage import RunStore, World, record_world
+from rlhf_core.storage import LeaseOwner, RunStore, World, acquire, record_world
+from tasks.due import iterations_to_do
+from tasks.plan import RunPlan
 from tasks.reproduce import compare, different_experience, discard, environment, make_scratch
-from tasks.run import RunPlan, iterations_to_do
 
 # Arrays of a shard are views of its bytes.
 pytestmark = pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
@@ -130,6 +131,17 @@ async def test_a_half_made_scratch_run_is_made_anew_and_nothing_else_is_removed(
         make_scratch(source.store, "run", (1, 1), None, score=False)
 
     assert source.store.read_run() is not None
+
+
+async def test_a_scratch_run_under_way_is_not_made_anew(source):
+    scratch = make_scratch(source.store, "again", (1, 1), None, score=False)
+    lease = acquire(scratch.store, LeaseOwner("elsewhere", "m", 1, 0.0, "other"), 60)
+
+    for again in (lambda: make_scratch(source.store, "again", (1, 1), None, score=False), lambda: discard(scratch)):
+        with pytest.raises(ConfigError, match="again is under way in process 1 on elsewhere"):
+            again()
+
+    lease.renew()
 
 
 async def test_of_a_source_that_is_damaged_nothing_is_left_half_made(source):

@@ -5,7 +5,7 @@ from prefect import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
 from saved_run import save_run
 
-from rlhf_core.lineage.mlflow_client import MlflowClient
+from rlhf_core.lineage.mlflow.client import MlflowClient
 
 RUN = [[("g0", [("12", 1.0), ("a", 0.0)]), ("g1", [("b", 0.5), (None, None)])], [("g2", [("c", 0.2), ("1c", 0.4)])]]
 
@@ -48,6 +48,7 @@ async def test_a_rescoring_is_shown_told_and_not_repeated(run, tmp_path, prefect
     assert str(shown["answers-rescored-scatter"].data).startswith("data:image/png;base64,")
     [told] = client.search_runs([experiment_id], f"tags.`mlflow.parentRunId` = '{parent}'")
     assert told.data.metrics["rescore/pearson"] == pytest.approx(report["pearson"])
+    assert len(client.get_metric_history(told.info.run_id, "rescore/pearson")) == 1
     assert told.info.status == "FINISHED"
     [folder] = [item.path for item in client.list_artifacts(told.info.run_id) if item.is_dir]
     assert {item.path.rpartition("/")[2] for item in client.list_artifacts(told.info.run_id, folder)} == {

@@ -7,7 +7,8 @@ from rlhf_core.cluster.supervised_worker import ExampleFacts, _cursor
 from rlhf_core.config import parse_supervised_config
 from rlhf_core.records import PromptCursor, Stage, StageManifest
 from rlhf_core.storage import CheckpointStore, RunStore
-from tasks.run import check_resume, checkpoint_due, evaluation_due, iterations_to_do
+from tasks.due import checkpoint_due, evaluation_due, iterations_to_do
+from tasks.resume import check_resume
 from tasks.supervised_run import OpenSupervisedRun, make_supervised_plan, steps_of
 
 

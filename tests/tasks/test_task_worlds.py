@@ -5,7 +5,10 @@ from task_samples import complete, config, facts, open_run
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.storage import CheckpointStore, RunStore, World, read_worlds, worlds_in_words
-from tasks.run import check_resume, checkpoint_due, iterations_to_do, make_plan, run_document, stored_config
+from tasks.due import checkpoint_due, iterations_to_do
+from tasks.opening import run_document
+from tasks.plan import make_plan
+from tasks.resume import check_resume, stored_config
 from tasks.worlds import move, ranks_change, world_keys
 
 UNIVERSAL = "ds.use_universal_ckpt=true"

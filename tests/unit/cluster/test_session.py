@@ -9,7 +9,7 @@ from cluster_samples import config
 from scripted_actors import Groups, digest
 
 from rlhf_core.cluster.session import PlannedSteps, RunSession
-from rlhf_core.errors import LeaseError, WorkerError
+from rlhf_core.errors import ClusterLostError, LeaseError, WorkerError
 from rlhf_core.records import Stage, StageManifest
 from rlhf_core.storage import RunStore
 
@@ -132,6 +132,21 @@ async def test_closing_gives_the_lease_back_and_keeps_or_ends_the_actors(keep):
     assert sorted(run.groups.killed) == ([] if keep else sorted([*run.groups.names, "keeper"]))
     tidied = {(role, index) for role, index, _ in run.asked("shutdown")}
     assert tidied == (set() if keep else {("engine", 0), ("engine", 1), ("scoring", 0), ("policy", 0)})
+
+
+async def test_the_lease_is_given_back_though_the_cluster_is_gone(monkeypatch):
+    """Else a retry in the same process would find the run held, and renewed, for ever."""
+    run = await Run().open()
+
+    def gone(names):
+        raise ClusterLostError("the Ray cluster of this run is gone")
+
+    monkeypatch.setattr(run.groups, "kill", gone)
+
+    with pytest.raises(ClusterLostError):
+        await run.session.close(keep_actors=False)
+
+    assert run.lease.released
 
 
 async def test_a_replay_needs_neither_engines_nor_a_rollout_worker():

@@ -206,7 +206,16 @@ CASES = {
         (["data.only_rows=s3://me:hush@host/rows.json"], ["data.only_rows is a URL with a user"]),
         *(
             ([f"storage.options.{key}=hush"], [f"storage.options.{key} is a credential", "the environment"])
-            for key in ("key", "secret", "token", "password", "sas_token", "account_key", "connection_string", "sharedKey")
+            for key in (
+                "key",
+                "secret",
+                "token",
+                "password",
+                "sas_token",
+                "account_key",
+                "connection_string",
+                "sharedKey",
+            )
         ),
         (
             ["storage.options.client_kwargs.aws_secret_access_key=hush"],

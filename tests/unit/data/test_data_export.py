@@ -13,7 +13,7 @@ from rlhf_core.data import supervised_examples
 from rlhf_core.errors import ConfigError, CorruptShardError, DataError, StorageError
 from rlhf_core.records import ActionRange, ImageRef, RewardResult, RewardStatus, Stage, StopReason
 from rlhf_core.storage import ObjectStore, RewardRow
-from rlhf_core.storage.output import exports_among
+from rlhf_core.storage.exports.output import exports_among
 from rlhf_core.storage.rescored import RescoredPart, Rescoring
 
 RUN = [
@@ -165,6 +165,17 @@ def test_what_is_no_prompt_with_one_answer_is_left_out(tmp_path):
 
     assert [row["output"] for row in lines(tmp_path / "all.jsonl")] == ["56"]
     assert written["left_out"] == {"of several turns": 1, "with images": 1}
+
+
+def test_an_answer_whose_pair_lost_the_other_one_is_counted(tmp_path):
+    odd = {0: {"images": (ImageRef("ab", "x.png"),)}}
+    groups = [("g0", [("12", 3.0), ("34", 2.0)]), ("g1", [("56", 1.0), ("78", 0.0)])]
+    run = save_run(tmp_path / "runs", [groups], change=lambda i, g, s: odd.get(s, {}) if g == "g0" else {}).url
+
+    written = write(run, "dpo", tmp_path / "pairs.jsonl")
+
+    assert [row["chosen"] for row in lines(tmp_path / "pairs.jsonl")] == ["56"]
+    assert written["left_out"] == {"with images": 1, "whose pair lost the other answer": 1}
 
 
 def test_cut_off_answers_are_counted(tmp_path):

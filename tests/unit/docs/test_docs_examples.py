@@ -2,7 +2,7 @@
 
 How a block of a page is read::
 
-    ```yaml                      a fragment of a configuration, a chain or a retraining: it parses, and its reward functions load
+    ```yaml                      a fragment of a configuration, a chain or a retraining: it parses, its reward functions load
     ```jsonl  after <!-- rows: METHOD section.key=value … -->   rows of SFT, a reward model or DPO: they become examples
     ```python  after <!-- file: name.py -->   a user's file: the fragments of the page may name it
     ```python  after <!-- run -->             is run, with the files of the page and a finished run beside it
@@ -56,7 +56,9 @@ from rlhf_core.records import (
 )
 from rlhf_core.rewards import check_functions, make_reward_source
 from rlhf_core.rewards.builtins import BUILTINS
-from rlhf_core.storage import RewardRow, RunStore, query_trajectories, readable, schema, trajectories
+from rlhf_core.storage import RewardRow, RunStore, query_trajectories, trajectories
+from rlhf_core.storage.query import readable
+from rlhf_core.storage.shards import schema
 
 ROOT = Path(__file__).parents[3]
 DOCS = ROOT / "docs"

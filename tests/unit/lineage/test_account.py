@@ -13,7 +13,8 @@ from lineage_samples import NEW, OLD, write_runs
 from rlhf_core.errors import ConfigError
 from rlhf_core.lineage.account import account, broken_links
 from rlhf_core.lineage.account_text import account_lines
-from rlhf_core.lineage.graph import dot, draw_graph, graph_of
+from rlhf_core.lineage.graph import dot, graph_of
+from rlhf_core.lineage.graph_picture import draw_graph
 from rlhf_core.lineage.run_record import run_record
 from rlhf_core.lineage.target import Target, find_target
 from rlhf_core.storage import CheckpointStore

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.lineage import Measured, ModelCheckpoint, ModelVersion, make_registry
-from rlhf_core.lineage.mlflow_client import TrackerError
+from rlhf_core.lineage.mlflow.client import TrackerError
 from rlhf_core.lineage.registry import best_of
 
 
@@ -173,3 +173,14 @@ def test_the_best_is_the_best_of_those_that_compare(measured, best):
     found = best_of(versions(*measured))
 
     assert (None if found is None else found.number) == best
+
+
+def test_a_checkpoint_that_was_deleted_and_made_again_is_there_again(registry, client, request):
+    register(registry, checkpoint(value=0.9), checkpoint(version=2, value=0.7))
+    registry.mark_deleted("s3://bucket/runs/a", [2])
+
+    assert register(registry, checkpoint(value=0.9)) == [1]
+
+    assert not registry.find(checkpoint().uri, "a1").deleted
+    assert "deleted" not in client.get_model_version(request.node.name, "1").description
+    assert holder(registry, "best") == 1

@@ -17,7 +17,7 @@ from rlhf_core.lineage import (
     NoTracker,
     make_tracker,
 )
-from rlhf_core.lineage.mlflow_tracker import MlflowTracker, TrackerError, flatten
+from rlhf_core.lineage.mlflow.tracker import MlflowTracker, TrackerError, flatten
 
 CONFIG = parse_config(
     {

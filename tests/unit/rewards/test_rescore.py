@@ -12,7 +12,7 @@ from rlhf_core.rewards import make_reward_source
 from rlhf_core.rewards.other_source import default_rescoring_name, scorer_of, with_sources
 from rlhf_core.rewards.rescore import rescore_iteration
 from rlhf_core.rewards.rescore_report import make_report
-from rlhf_core.storage.contents import named_objects
+from rlhf_core.storage.audit.contents import named_objects
 from rlhf_core.storage.rescored import Rescoring, existing_rescoring
 
 TWO = [

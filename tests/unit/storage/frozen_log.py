@@ -22,7 +22,8 @@ from rlhf_core.records import (
     StopReason,
     VersionSpan,
 )
-from rlhf_core.storage import RewardRow, RunStore, documents, schema
+from rlhf_core.storage import RewardRow, RunStore, documents
+from rlhf_core.storage.shards import schema
 
 DATA = Path(__file__).parents[2] / "data"
 ITERATION = 7  # of the rows below; those of whole_run are beside them

@@ -94,5 +94,26 @@ def test_the_newest_whole_checkpoint_is_adopted_without_what_it_exports(source, 
     assert [entry.path for entry in held.files(2)] == ["critic/state/rank0.pt", "state/rank0.pt"]
 
 
+def test_a_file_of_a_checkpoint_is_fetched_once_however_deep_it_lies(source, own, tmp_path, monkeypatch):
+    """state/trainer.json and state/deepspeed/state/optimizer.pt: two folders, one of them below the other."""
+    folder = tmp_path / "made"
+    (folder / "state/deepspeed/state").mkdir(parents=True)
+    for name in ("trainer.json", "deepspeed/state/optimizer.pt"):
+        (folder / "state" / name).write_text(name)
+    theirs = CheckpointStore(source)
+    theirs.commit(1, {}, theirs.add_files(1, folder))
+    fetched, get_file = [], ObjectStore.get_file
+
+    def counted(store, path, local, **options):
+        fetched.append(path)
+        get_file(store, path, local, **options)
+
+    monkeypatch.setattr(ObjectStore, "get_file", counted)
+
+    assert adopt_newest_checkpoint(own, source, 1) == 1
+
+    assert len(fetched) == len(set(fetched)) == 2
+
+
 def test_without_a_checkpoint_training_begins_at_0(source, own):
     assert adopt_newest_checkpoint(own, source, 3) == 0

@@ -67,7 +67,7 @@ def test_case_126_a_writer_killed_between_upload_and_manifest(durable_root):
 
 def test_case_126_a_reader_beside_a_writer_never_sees_half_a_shard(durable_root, monkeypatch):
     """One process rewrites a large part without pause until it is killed; every read is whole."""
-    monkeypatch.setattr("rlhf_core.storage.s3_backend.PART_BYTES", 5 * 2**20)
+    monkeypatch.setattr("rlhf_core.storage.backends.s3.PART_BYTES", 5 * 2**20)
     noise = np.random.default_rng(0).standard_normal((200, 9000)).astype(np.float32)  # which does not compress
     rows = [trajectory(sample=i, tokens=range(9000), start=0, rollout_logprobs=noise[i]) for i in range(200)]
     run_store = RunStore("run", durable_root)

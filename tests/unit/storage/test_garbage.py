@@ -10,10 +10,11 @@ from whole_run import flip, part_body, write_iteration, write_run
 
 from rlhf_core.errors import LeaseError, StorageError
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore, LeaseOwner, ObjectStore, RunStore, acquire, garbage
+from rlhf_core.storage import CheckpointStore, LeaseOwner, ObjectStore, RunStore, acquire
+from rlhf_core.storage.audit import garbage
+from rlhf_core.storage.audit.garbage import find_garbage, remove_garbage
+from rlhf_core.storage.audit.verification import verify
 from rlhf_core.storage.documents import encode_document
-from rlhf_core.storage.garbage import find_garbage, remove_garbage
-from rlhf_core.storage.verification import verify
 
 
 @pytest.fixture(params=["file", "memory"])

@@ -6,7 +6,7 @@ import pytest
 
 from rlhf_core.errors import LeaseError, StorageError
 from rlhf_core.storage import LeaseOwner, RunStore, acquire, holder
-from rlhf_core.storage.renewal import renewed, require
+from rlhf_core.storage.lease_renewal import renewed, require
 
 
 @pytest.fixture

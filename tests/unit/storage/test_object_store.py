@@ -53,6 +53,24 @@ def test_listing_is_recursive_relative_and_sorted(objects):
     assert objects.sizes("b/1") == {"b/1/x": 2}
 
 
+def test_what_is_deleted_while_it_is_listed_is_left_out(tmp_path, monkeypatch):
+    """As generations of a lease are, and files of a checkpoint that is rotated away."""
+    objects = ObjectStore(str(tmp_path))
+    objects.put("lease/1", b"x")
+    objects.put("lease/2", b"x")
+    walk = os.walk
+
+    def walk_while_another_deletes(folder):
+        for found in walk(folder):
+            if "1" in found[2]:
+                (tmp_path / "lease/1").unlink()
+            yield found
+
+    monkeypatch.setattr("rlhf_core.storage.backends.local.os.walk", walk_while_another_deletes)
+
+    assert objects.list() == ["lease/2"]
+
+
 def test_listing_an_absent_folder_is_empty(objects):
     assert objects.list("nothing") == []
     assert objects.children("nothing") == []

@@ -133,14 +133,14 @@ def test_probe_refuses_a_store_that_ignores_conditional_creates(scripted):
 
 
 def test_a_create_too_large_for_one_conditional_put_is_refused(scripted, monkeypatch):
-    monkeypatch.setattr("rlhf_core.storage.remote_backend.LARGEST_CREATE", 10)
+    monkeypatch.setattr("rlhf_core.storage.backends.remote.LARGEST_CREATE", 10)
 
     with pytest.raises(StorageError, match="11 bytes are more than one conditional PUT carries"):
         ObjectStore("scripted://bucket").put_once("manifest", b"x" * 11)
 
 
 def test_a_large_object_is_downloaded_in_ranges(scripted, monkeypatch, tmp_path):
-    monkeypatch.setattr("rlhf_core.storage.remote_backend.DOWNLOAD_CHUNK", 4)
+    monkeypatch.setattr("rlhf_core.storage.backends.remote.DOWNLOAD_CHUNK", 4)
     objects = ObjectStore("scripted://bucket", timeout=5)
     objects.put("a", b"0123456789")
     scripted.calls = 0

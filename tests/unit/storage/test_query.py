@@ -9,7 +9,7 @@ from rlhf_core.errors import ConfigError, CorruptShardError
 from rlhf_core.records import ActionRange, RewardResult, RewardStatus, Stage, StopReason, VersionSpan
 from rlhf_core.storage import RewardRow, RunStore, query_trajectories, trajectories
 from rlhf_core.storage.find_run import find_runs
-from rlhf_core.storage.readable import COLUMNS, READABLE
+from rlhf_core.storage.query.readable import COLUMNS, READABLE
 
 
 @pytest.fixture

@@ -62,13 +62,13 @@ def through(root, options):
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of 5 MiB, which is the least that S3 takes."""
-    monkeypatch.setattr("rlhf_core.storage.s3_backend.PART_BYTES", 5 * MIB)
+    monkeypatch.setattr("rlhf_core.storage.backends.s3.PART_BYTES", 5 * MIB)
 
 
 @pytest.fixture
 def fast_line(monkeypatch):
     """Limits that do not allow for the time that bytes take."""
-    monkeypatch.setattr("rlhf_core.storage.remote_backend.SLOWEST_BYTES_PER_SECOND", 10**12)
+    monkeypatch.setattr("rlhf_core.storage.backends.remote.SLOWEST_BYTES_PER_SECOND", 10**12)
 
 
 @pytest.fixture

@@ -23,7 +23,8 @@ MIB = 2**20
 LARGE = """
 import sys
 from pathlib import Path
-from rlhf_core.storage import ObjectStore, s3_backend
+from rlhf_core.storage import ObjectStore
+from rlhf_core.storage.backends import s3 as s3_backend
 s3_backend.PART_BYTES, s3_backend.STREAMS = 5 * 2**20, 2
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
@@ -38,7 +39,8 @@ print(peak() - before)
 
 UPLOADER = """
 import sys
-from rlhf_core.storage import ObjectStore, s3_backend
+from rlhf_core.storage import ObjectStore
+from rlhf_core.storage.backends import s3 as s3_backend
 s3_backend.PART_BYTES = 5 * 2**20
 ObjectStore(sys.argv[1]).put("shard", bytes(100 * 2**20))
 """
@@ -61,7 +63,7 @@ def python(code, *arguments):
 
 
 def test_a_listing_of_more_than_a_page_is_whole(root, monkeypatch):
-    monkeypatch.setattr("rlhf_core.storage.s3_backend.LARGEST_BULK", 100)
+    monkeypatch.setattr("rlhf_core.storage.backends.s3.LARGEST_BULK", 100)
     store = ObjectStore(root, {"s3_additional_kwargs": {"MaxKeys": 100}})  # a page; S3's own has 1000
     names = [f"many/{number:04d}" for number in range(250)]
     with ThreadPoolExecutor(8) as pool:

@@ -13,8 +13,9 @@ from whole_run import VERSION
 
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore, RunStore, documents, schema, shards, trajectories
-from rlhf_core.storage.tables import decode_table, encode_table
+from rlhf_core.storage import CheckpointStore, RunStore, documents, shards, trajectories
+from rlhf_core.storage.shards import schema
+from rlhf_core.storage.shards.tables import decode_table, encode_table
 
 LOGS = sorted(frozen_log.DATA.glob("log-*"))
 NOW = schema.SCHEMA_VERSION

@@ -19,8 +19,9 @@ from rlhf_core.records import (
     StopReason,
     VersionSpan,
 )
-from rlhf_core.storage import RewardRow, schema, shards
-from rlhf_core.storage.tables import decode_table, encode_table
+from rlhf_core.storage import RewardRow, shards
+from rlhf_core.storage.shards import schema
+from rlhf_core.storage.shards.tables import decode_table, encode_table
 
 EVERYTHING = trajectory(
     round=3,

@@ -9,8 +9,8 @@ from whole_run import VERSION, flip, part_body, write_iteration, write_run
 from rlhf_core.errors import StorageError
 from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore, ObjectStore, RunStore
+from rlhf_core.storage.audit.verification import verify
 from rlhf_core.storage.documents import encode_document
-from rlhf_core.storage.verification import verify
 
 
 @pytest.fixture
@@ -227,8 +227,8 @@ def test_a_run_without_run_json_and_no_run_at_all(store, tmp_path):
 
 
 def test_objects_are_read_in_pieces_here_and_elsewhere(store, remote, monkeypatch):
-    monkeypatch.setattr("rlhf_core.storage.local_backend.PIECE", 300)
-    monkeypatch.setattr("rlhf_core.storage.remote_backend.DOWNLOAD_CHUNK", 300)
+    monkeypatch.setattr("rlhf_core.storage.backends.local.PIECE", 300)
+    monkeypatch.setattr("rlhf_core.storage.backends.remote.DOWNLOAD_CHUNK", 300)
     path = part_of(store, 1, Stage.EXPERIENCE)
     flip(remote, path, position=400)
 

@@ -24,7 +24,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem
 
 from rlhf_core.errors import StorageError
-from rlhf_core.storage.remote_errors import (
+from rlhf_core.storage.backends.remote_errors import (
     is_expired,
     is_missing_bucket,
     is_permanent,

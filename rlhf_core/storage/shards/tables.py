@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from rlhf_core.errors import CorruptShardError, StorageError
-from rlhf_core.storage import schema
+from rlhf_core.storage.shards import schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from rlhf_core.lineage.mlflow_client import MlflowException
-from rlhf_core.lineage.mlflow_tracker import RUN_TAG, MlflowTracker
+from rlhf_core.lineage.mlflow.client import MlflowException
+from rlhf_core.lineage.mlflow.tracker import RUN_TAG, MlflowTracker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,8 +45,9 @@ class MlflowRescoring(MlflowTracker):
         try:
             self._put_below(source)
             self._client.log_dict(self._run, dict(body), f"{folder}/report.json")
+            began = self._client.get_run(self._run).info.start_time  # MLflow keeps a value told twice at one time once
             for name, value in metrics_of(body).items():
-                self._client.log_metric(self._run, name, value, step=int(iterations[-1]))
+                self._client.log_metric(self._run, name, value, timestamp=began, step=int(iterations[-1]))
             told = {item.path for item in self._client.list_artifacts(self._run, folder)}
             if f"{folder}/scatter.png" not in told:  # last, so: all of it
                 if body["moved"] and f"{folder}/moved.json" not in told:  # a table that is logged again grows

@@ -30,9 +30,16 @@ from rlhf_core.records import (
     Trajectory,
     VersionSpan,
 )
-from rlhf_core.storage import schema
-from rlhf_core.storage.columns import Ragged, arrays_of, metrics_of, metrics_to_arrow, structs_of, structs_to_arrow
-from rlhf_core.storage.tables import Encoded, decode_table, encode_table
+from rlhf_core.storage.shards import schema
+from rlhf_core.storage.shards.columns import (
+    Ragged,
+    arrays_of,
+    metrics_of,
+    metrics_to_arrow,
+    structs_of,
+    structs_to_arrow,
+)
+from rlhf_core.storage.shards.tables import Encoded, decode_table, encode_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -19,16 +19,15 @@ another way gets a line in ``_NAMES_BY_PATH``.
 from __future__ import annotations
 
 import re
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.records import Stage
 from rlhf_core.storage.checkpoints import MARKER
 from rlhf_core.storage.documents import decode_document
-from rlhf_core.storage.run_store import manifest_path, round_path, version_name
+from rlhf_core.storage.parallel import in_parallel
+from rlhf_core.storage.paths import MANIFEST, ROUND, checkpoint_folder, manifest_path, round_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -40,19 +39,13 @@ AHEAD = 4 * READERS  # results that may wait for whoever asks for them: what bou
 
 _IN_CHECKPOINT = re.compile(r"checkpoints/[^/]+/.+")
 _CHECKPOINT = re.compile(rf"checkpoints/v\d{{8,}}/{re.escape(MARKER)}")
-_STAGE = re.compile(rf"iterations/\d{{8,}}/({'|'.join(Stage)})\.json")
 _POINTER = re.compile(r"(latest|best)\.json")
 _END = re.compile(r"finished\.json")
 
 # What a run itself writes. One of these that is damaged is a fault; so is another that has a checksum as they have. Any other
 # file that ends in .json may be anybody's.
-KNOWN_DOCUMENTS = re.compile(
-    rf"run\.json|{_END.pattern}|{_POINTER.pattern}|{_STAGE.pattern}|{_CHECKPOINT.pattern}"
-    r"|iterations/\d{8,}/rounds/\d{2,}\.json|eval/v\d{8,}\.json|lease/\d{8,}\.json|worlds/\d{8,}\.json"
-)
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
+_OTHER = re.compile(r"run\.json|eval/v\d{8,}\.json|lease/\d{8,}\.json|worlds/\d{8,}\.json")
+_OF_A_RUN = (_OTHER, MANIFEST, ROUND, _CHECKPOINT, _POINTER, _END)
 
 
 class Named(NamedTuple):
@@ -76,8 +69,8 @@ class Document:
     @property
     def is_foreign(self) -> bool:
         """True if it is a JSON file that no run writes: somebody else's, or of other software."""
-        ours = KNOWN_DOCUMENTS.fullmatch(self.path) is not None or b'"checksum":"' in self.data
-        return self.body is None and not ours
+        known = (pattern.fullmatch(self.path) for pattern in _OF_A_RUN)
+        return self.body is None and not any(known) and b'"checksum":"' not in self.data
 
 
 def named_objects(store: RunStore) -> Iterator[Named]:
@@ -99,7 +92,7 @@ def documents(store: RunStore, paths: Iterable[str] | None = None) -> Iterator[D
         paths: which; default: all.
     """
     wanted = [path for path in (store.objects.list() if paths is None else paths) if is_document_path(path)]
-    for read in in_parallel(lambda path: _read(store, path), wanted):
+    for read in in_parallel(lambda path: _read(store, path), wanted, READERS, AHEAD):
         if read is not None:
             yield read
 
@@ -124,22 +117,6 @@ def names_in(path: str, body: dict[str, Any]) -> list[Named]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptShardError(f"{path} is not what its place says: {error!r}") from error
     return found
-
-
-def in_parallel(act: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """``act`` on each item, in order of the items; never more than ``AHEAD`` results wait."""
-    with ThreadPoolExecutor(READERS, thread_name_prefix="contents") as pool:
-        waiting: deque[Any] = deque()
-        try:
-            for item in items:
-                waiting.append(pool.submit(act, item))
-                if len(waiting) >= AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
 
 
 def _read(store: RunStore, path: str) -> Document | None:
@@ -193,7 +170,7 @@ def _of_checkpoint(path: str, body: dict[str, Any]) -> Iterator[Named]:
 
 
 def _of_pointer(path: str, body: dict[str, Any]) -> Iterator[Named]:
-    yield Named(f"checkpoints/{version_name(body['version'])}/{MARKER}", None, None, path)
+    yield Named(f"{checkpoint_folder(body['version'])}/{MARKER}", None, None, path)
 
 
 def _of_end(path: str, body: dict[str, Any]) -> Iterator[Named]:
@@ -207,7 +184,7 @@ def _update_before(path: str, version: int) -> Iterator[Named]:
 
 
 _NAMES_BY_PATH: tuple[tuple[re.Pattern[str], Callable[[str, dict[str, Any]], Iterator[Named]]], ...] = (
-    (_STAGE, _of_stage),
+    (MANIFEST, _of_stage),
     (_CHECKPOINT, _of_checkpoint),
     (_POINTER, _of_pointer),
     (_END, _of_end),

@@ -10,7 +10,6 @@ is there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, StorageError
+from rlhf_core.storage.digest import sha256_of_file
 from rlhf_core.storage.object_store import ObjectStore
 
 if TYPE_CHECKING:
@@ -152,11 +152,6 @@ def _export_at(dataset: str) -> dict[str, Any] | None:
 def file_digests(path: Path) -> dict[str, str]:
     """sha256 of every file of a folder, by its place in it; of a single file under the name ``""``."""
     if path.is_file():
-        return {"": _digest(path)}
+        return {"": sha256_of_file(path)}
     files = sorted(file for file in path.rglob("*") if file.is_file())
-    return {file.relative_to(path).as_posix(): _digest(file) for file in files}
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return {file.relative_to(path).as_posix(): sha256_of_file(file) for file in files}

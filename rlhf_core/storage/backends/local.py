@@ -58,7 +58,8 @@ class LocalBackend:
             for file in files:
                 path = Path(folder, file)
                 if not file.startswith(TEMPORARY_PREFIX):
-                    found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
+                    with suppress(FileNotFoundError):  # deleted while the others were looked at
+                        found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
         return found
 
     def children(self, prefix: str) -> list[str]:

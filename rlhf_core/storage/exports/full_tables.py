@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rlhf_core.records import Stage
-from rlhf_core.storage import schema
+from rlhf_core.storage.shards import schema
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rlhf_core.errors import StorageError
 from rlhf_core.records import Stage
+from rlhf_core.storage.audit.contents import READERS, documents, is_document_path, names_in
 from rlhf_core.storage.checkpoints import MARKER, CheckpointStore
-from rlhf_core.storage.contents import documents, in_parallel, is_document_path, names_in
 from rlhf_core.storage.lease import acquire
 from rlhf_core.storage.lease_owner import LeaseOwner
-from rlhf_core.storage.run_store import manifest_path, version_name
+from rlhf_core.storage.parallel import in_parallel
+from rlhf_core.storage.paths import PART_NAME, checkpoint_folder, manifest_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -37,7 +38,7 @@ HOUR = 3600.0  # a writer that has changed nothing for so long is dead
 LEASE_SECONDS = 120.0
 BATCH = 256  # objects between two looks at the lease
 
-_PART = r"\d+r-\d+t-\d+b-[0-9a-f]{64}\.arrow"
+_PART = re.sub(r"\?P<\w+>", "?:", PART_NAME.pattern)
 _MENTION = re.compile(_PART.encode())
 _STAGE_PART = re.compile(rf"iterations/(\d{{8,}})/({'|'.join(Stage)})/{_PART}")
 _EVALUATION_PART = re.compile(rf"eval/(v\d{{8,}})/{_PART}")
@@ -163,7 +164,7 @@ def _ruled(
         return True
     if saved := _CHECKPOINT_FILE.fullmatch(path):
         version = int(saved[1])
-        if f"checkpoints/{version_name(version)}/{MARKER}" in present:
+        if f"{checkpoint_folder(version)}/{MARKER}" in present:
             return False  # somebody added it to a complete checkpoint
         if newest is not None and version < newest:
             return Piece(path, size, "checkpoint", f"checkpoint {version} was never completed, {newest} is")
@@ -186,10 +187,10 @@ def _remove(store: RunStore, lease: Lease, garbage: Garbage, progress: Callable[
         if lease.expires_at - time.time() < LEASE_SECONDS / 2:
             lease.renew()
         batch = pieces[start : start + BATCH]
-        for _ in in_parallel(remove, batch):
+        for _ in in_parallel(remove, batch, READERS):
             pass
         if progress is not None:
             progress(start + len(batch), len(pieces))
     for version in sorted({int(found[1]) for piece in pieces if (found := _CHECKPOINT_FILE.fullmatch(piece.path))}):
-        if not store.objects.sizes(f"checkpoints/{version_name(version)}"):
-            store.objects.remove_folder(f"checkpoints/{version_name(version)}")
+        if not store.objects.sizes(checkpoint_folder(version)):
+            store.objects.remove_folder(checkpoint_folder(version))

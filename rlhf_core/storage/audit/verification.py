@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.records import Stage
-from rlhf_core.storage.contents import documents, in_parallel, is_document_path, names_in
+from rlhf_core.storage.audit.contents import AHEAD, READERS, documents, is_document_path, names_in
 from rlhf_core.storage.digest import sha256_of
-from rlhf_core.storage.run_store import manifest_path
+from rlhf_core.storage.parallel import in_parallel
+from rlhf_core.storage.paths import manifest_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rlhf_core.storage.contents import Document, Named
+    from rlhf_core.storage.audit.contents import Document, Named
     from rlhf_core.storage.run_store import RunStore
 
 Kind = Literal["missing", "altered", "foreign", "contradiction", "unreadable"]
@@ -98,7 +99,11 @@ def verify(store: RunStore, version: int | None = None, progress: Progress | Non
     shards = {path: claims for path, claims in found.claims.items() if path not in found.digests}
     total = sum(listed.get(path, 0) for path in shards)
     done = 0
-    for path, faults in in_parallel(lambda path: (path, list(_compared(store, shards[path]))), sorted(shards)):
+
+    def compare(path: str) -> tuple[str, list[Fault]]:
+        return path, list(_compared(store, shards[path]))
+
+    for path, faults in in_parallel(compare, sorted(shards), READERS, AHEAD):
         found.faults += faults
         done += listed.get(path, 0)
         if progress is not None:

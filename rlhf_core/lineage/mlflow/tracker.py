@@ -24,8 +24,8 @@ from mlflow.entities import (
     RunTag,
 )
 
-from rlhf_core.lineage.mlflow_client import MlflowClient, MlflowException, TrackerError, away, is_server
-from rlhf_core.lineage.mlflow_registry import DELETED, MlflowRegistry
+from rlhf_core.lineage.mlflow.client import MlflowClient, MlflowException, TrackerError, away, is_server
+from rlhf_core.lineage.mlflow.registry import DELETED, MlflowRegistry
 from rlhf_core.lineage.names import metric_name
 
 if TYPE_CHECKING:
@@ -106,6 +106,8 @@ class MlflowTracker:
             model = known[0] if known else self._create_model(record)
             if model.status is not LoggedModelStatus.READY:
                 self._complete(model, record)
+            if DELETED in model.tags:  # a run that went back to an older checkpoint has made it again
+                self._client.delete_logged_model_tag(model.model_id, DELETED)
         except MlflowException as error:
             raise self._away(f"checkpoint {record.version}", error) from error
         if self._registry is not None and record.exported is not None:

@@ -14,22 +14,21 @@ compares with what arrived.
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.errors import StorageError
-from rlhf_core.storage.s3_client import SHARED_LINE, S3Client
+from rlhf_core.storage.backends.s3_client import SHARED_LINE, S3Client
+from rlhf_core.storage.parallel import in_parallel
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 logger = get_logger(__name__)
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 PART_BYTES = 8 * 2**20  # not under 5 MiB, which is S3's least
 MOST_PARTS = 10_000  # S3's limit: a larger object gets larger parts
@@ -103,8 +102,7 @@ class S3Backend(S3Client):
     def remove_folder(self, name: str) -> None:
         """Remove the folder, all that is left in it, and the parts of objects that were never completed."""
         keys = [each["Key"] for page in self._pages(name) for each in page.get("Contents", ())]
-        for batch in _batches(keys, LARGEST_BULK):
-            self._delete_all(name, batch)
+        self._delete_all(name, keys)
         self._delete_all(name, list(self._folders(name)))
         try:
             for upload in self._uploads(name):
@@ -135,7 +133,7 @@ class S3Backend(S3Client):
         first, total = self._range(act, name, 0, PART_BYTES)
         yield 0, first
         rest = range(len(first), total, PART_BYTES)
-        yield from _in_parallel(lambda start: (start, self._range(act, name, start, PART_BYTES)[0]), rest)
+        yield from in_parallel(lambda start: (start, self._range(act, name, start, PART_BYTES)[0]), rest, STREAMS)
 
     def _send(self, act: str, name: str, size: int, cut: Callable[[int, int], bytes]) -> None:
         """``cut``: (start, count) -> those bytes of the object."""
@@ -167,7 +165,7 @@ class S3Backend(S3Client):
             return {"PartNumber": number, "ETag": answer["ETag"], **checksums}
 
         try:
-            parts = {"Parts": list(_in_parallel(part, range(0, size, step)))}
+            parts = {"Parts": list(in_parallel(part, range(0, size, step), STREAMS))}
             arguments = {"Key": key, "UploadId": upload, "MultipartUpload": parts}
             self._ask(act, name, "complete_multipart_upload", volume=size, **arguments)
         except FileNotFoundError:
@@ -198,29 +196,15 @@ class S3Backend(S3Client):
         yield self._key(name, folder=True)
 
     def _delete_all(self, name: str, keys: Sequence[str]) -> None:
-        wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
-        answer = self._ask("remove_folder", name, "delete_objects", Delete=wanted)
-        if refused := answer.get("Errors", ()):
-            first = refused[0]
-            raise StorageError(
-                f"remove_folder {self._url(name)} failed for {len(refused)} objects, such as {first.get('Key')}: "
-                f"{first.get('Code')} {first.get('Message', '')}"
-            )
-
-
-def _in_parallel(act: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """``act`` on each item, in order; no more results wait than there are streams, and the first error stops the rest."""
-    pool = ThreadPoolExecutor(STREAMS, thread_name_prefix="s3")
-    try:
-        waiting = []
-        for item in items:
-            waiting.append(pool.submit(act, item))
-            if len(waiting) == STREAMS:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        for batch in _batches(keys, LARGEST_BULK):
+            wanted = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
+            answer = self._ask("remove_folder", name, "delete_objects", Delete=wanted)
+            if refused := answer.get("Errors", ()):
+                first = refused[0]
+                raise StorageError(
+                    f"remove_folder {self._url(name)} failed for {len(refused)} objects, such as {first.get('Key')}: "
+                    f"{first.get('Code')} {first.get('Message', '')}"
+                )
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import ConfigError
-from rlhf_core.storage.readable import COLUMNS, READABLE
+from rlhf_core.storage.query.readable import COLUMNS, READABLE
 from rlhf_core.storage.run_store import RunStore
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow as pa
 
-    from rlhf_core.storage.trajectory_dataset import TrajectoryDataset
+    from rlhf_core.storage.query.dataset import TrajectoryDataset
 
 TABLE = "trajectories"
 _SANDBOX: dict[str, str | bool | int | float | list[str]] = {
@@ -94,7 +94,7 @@ def query_trajectories(
 
 
 def _dataset(runs: RunStore | Iterable[RunStore], iteration: int | None, skip_damaged: bool) -> TrajectoryDataset:
-    from rlhf_core.storage.trajectory_dataset import TrajectoryDataset
+    from rlhf_core.storage.query.dataset import TrajectoryDataset
 
     return TrajectoryDataset([runs] if isinstance(runs, RunStore) else list(runs), iteration, skip_damaged)
 

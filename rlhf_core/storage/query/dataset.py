@@ -22,8 +22,8 @@ import pyarrow.dataset as ds
 
 from rlhf_core.errors import CorruptShardError
 from rlhf_core.records import Stage
-from rlhf_core.storage import schema
-from rlhf_core.storage.readable import COLUMNS, KEY, REWARD_PREFIX, REWARDED, SCHEMA
+from rlhf_core.storage.query.readable import COLUMNS, KEY, REWARD_PREFIX, REWARDED, SCHEMA
+from rlhf_core.storage.shards import schema
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.lineage.mlflow_client import MlflowClient, MlflowException, TrackerError, away, is_server
+from rlhf_core.lineage.mlflow.client import MlflowClient, MlflowException, TrackerError, away, is_server
 from rlhf_core.lineage.registry import Alias, Measured, Mode, ModelCheckpoint, ModelVersion, best_of
 from rlhf_core.telemetry import get_logger
 
@@ -49,7 +49,12 @@ class MlflowRegistry:
         """A version with everything about the checkpoint in its tags."""
         try:
             known = self.find(checkpoint.uri, checkpoint.digest)
-            number = known.number if known is not None else self._create(checkpoint, tracker_run, tracker_model)
+            if known is None:
+                number = self._create(checkpoint, tracker_run, tracker_model)
+            else:
+                number = known.number
+                if known.deleted:
+                    self._restore(known)
             self._settle_best()
         except MlflowException as error:
             raise self._away(f"version of {checkpoint.uri}", error) from error
@@ -79,7 +84,7 @@ class MlflowRegistry:
         try:
             return _read(self._client.get_model_version_by_alias(self._model, alias))
         except MlflowException as error:
-            if _is_absent(error):
+            if _is_absent(error, alias):
                 return None
             raise self._away(f"alias {alias}", error) from error
 
@@ -121,7 +126,7 @@ class MlflowRegistry:
             run_id=tracker_run,
             model_id=tracker_model,
             tags=_tags(checkpoint),
-            description=f"Version {checkpoint.policy_version} of run {checkpoint.run_id}: {checkpoint.uri}",
+            description=_description(checkpoint),
         )
         number = int(made.version)
         first = self.find(checkpoint.uri, checkpoint.digest)
@@ -129,6 +134,11 @@ class MlflowRegistry:
             return number
         self._client.delete_model_version(self._model, str(number))  # another process was faster
         return first.number
+
+    def _restore(self, version: ModelVersion) -> None:
+        """Its files are there again: a run that went back to an older checkpoint made the same weights once more."""
+        self._client.delete_model_version_tag(self._model, str(version.number), DELETED)
+        self._client.update_model_version(self._model, str(version.number), _description(version.checkpoint))
 
     def _create_model(self) -> None:
         try:
@@ -173,6 +183,10 @@ def _tags(checkpoint: ModelCheckpoint) -> dict[str, str]:
     return tags
 
 
+def _description(checkpoint: ModelCheckpoint) -> str:
+    return f"Version {checkpoint.policy_version} of run {checkpoint.run_id}: {checkpoint.uri}"
+
+
 def _read(found: Any) -> ModelVersion | None:
     """A version of MLflow's; None if it is no checkpoint of ours."""
     tags: Mapping[str, str] = found.tags
@@ -188,6 +202,6 @@ def _read(found: Any) -> ModelVersion | None:
     return ModelVersion(int(found.version), checkpoint, tags.get(DELETED) == "true")
 
 
-def _is_absent(error: MlflowException) -> bool:
-    """MLflow says INVALID_PARAMETER_VALUE of an alias that there is not, and nothing else tells it from a bad request."""
-    return error.error_code == "RESOURCE_DOES_NOT_EXIST" or "not found" in str(error)
+def _is_absent(error: MlflowException, alias: Alias) -> bool:
+    """MLflow says INVALID_PARAMETER_VALUE of an alias that there is not, and only the text tells it from a bad request."""
+    return error.error_code == "RESOURCE_DOES_NOT_EXIST" or f"alias {alias} not found" in str(error)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlhf_core.storage import schema
+from rlhf_core.storage.shards import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.asyn import sync
 
-from rlhf_core.storage.remote_backend import RemoteBackend
-from rlhf_core.storage.remote_errors import code_of
+from rlhf_core.storage.backends.remote import RemoteBackend
+from rlhf_core.storage.backends.remote_errors import code_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -1,0 +1,1 @@
+"""What leaves the log for other software: files, and the place that they are written to."""
