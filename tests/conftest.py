@@ -33,6 +33,7 @@ SHARED = {
 }
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
 def pytest_collection_modifyitems(items) -> None:
     """With ``-n``: the group of each test (--dist loadgroup), and the dear groups first."""
     for item in items:
