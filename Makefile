@@ -37,7 +37,7 @@ down: $(STAMP) ## stop it
 	$(BIN)/rlhf down
 
 test: $(STAMP) ## all tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-faults: $(STAMP) ## SIGKILL of every process in every stage, with a table of what it cost; retraining by its schedule
 	$(BIN)/python -m pytest tests/faults tests/stack -m matrix

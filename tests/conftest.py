@@ -25,27 +25,6 @@ import rlhf_core.cluster  # noqa: E402, F401  says how Ray authenticates, which 
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Tests that share what is dear to start stay in one process, dearest first: beside them the other core does the rest.
-SHARED = {
-    "ray": ("ray_cluster",),
-    "ranks": ("one_rank", "two_ranks"),
-    "servers": ("stack", "prefect_api", "mlflow_uri"),
-}
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the groups
-def pytest_collection_modifyitems(items) -> None:
-    """With ``-n``: the group of each test (--dist loadgroup), and the dear groups first."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    order = {name: position for position, name in enumerate(SHARED)}
-    items.sort(key=lambda item: order.get(_group(item), len(order)))
-
-
-def _group(item) -> str:
-    shared = (name for name, fixtures in SHARED.items() if not {*fixtures}.isdisjoint(item.fixturenames))
-    return next(shared, item.nodeid.partition("::")[0])
-
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory) -> Path:
