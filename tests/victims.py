@@ -1,13 +1,24 @@
 """SIGKILL of a run's processes, as the log says how far it is."""
 
 import asyncio
+import contextlib
 
 import psutil
 
 
+def titled(name):
+    """The processes of this session whose title begins with ``name``; one that ends meanwhile has none."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if " ".join(process.cmdline()).startswith(name):
+                found.append(process)
+    return found
+
+
 def kill(name):
     """End the processes of this session whose title begins with ``name``, at once."""
-    found = [p for p in psutil.Process().children(recursive=True) if " ".join(p.cmdline()).startswith(name)]
+    found = titled(name)
     assert found, f"no process {name!r} to kill"
     for process in found:
         process.kill()

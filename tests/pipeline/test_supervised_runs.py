@@ -11,10 +11,10 @@ preferred    dpo            starts from the checkpoint of sft, which is its refe
 import asyncio
 
 import numpy as np
-import psutil
 import pytest
 import ray
 from safetensors.torch import load_file
+from victims import kill
 
 from flows.dpo import dpo
 from flows.reward_model import reward_model
@@ -115,12 +115,7 @@ async def test_a_killed_rank_is_made_again_and_changes_nothing(finish, root) -> 
     async def kill_after_the_first_iteration():
         while disturbed.stage(0, Stage.UPDATE) is None:
             await asyncio.sleep(0.01)
-        [rank] = [
-            process
-            for process in psutil.Process().children(recursive=True)
-            if " ".join(process.cmdline()).startswith("ray::SupervisedWorker")
-        ]
-        rank.kill()
+        kill("ray::SupervisedWorker")
 
     killing = asyncio.create_task(kill_after_the_first_iteration())
     await finish("sft", "disturbed")
