@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.wait import one
 from rlhf_core.errors import ClusterLostError, DeadlineError, LeaseError, StorageError, WorkerError
+from rlhf_core.storage.lease_renewal import require
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ class Tenure:
             if isinstance(error, ClusterLostError):
                 raise error
             raise LeaseError(f"the lease of run {run_id} is lost: {error}") from error
-        if time.time() > self._lease.expires_at:
-            raise LeaseError(
-                f"the lease of run {run_id} has expired: the store did not take a renewal for {self._lease.seconds:g} s "
-                "(run.lease_seconds); start the run again"
-            )
+        require(self._lease)
 
     async def _renew_forever(self) -> None:
         """Renew both leases a few times per term; a store that is away for less than a term is survived."""

@@ -42,8 +42,8 @@ def require(lease: Lease) -> None:
     """
     if time.time() > lease.expires_at:
         raise LeaseError(
-            f"the lease of {lease.run_store.run_id!r} has expired: no renewal succeeded for {lease.seconds:g} s "
-            "(run.lease_seconds); start it again"
+            f"the lease of run {lease.run_store.run_id} has expired: the store did not take a renewal for {lease.seconds:g} s "
+            "(run.lease_seconds); start the run again"
         )
 
 
