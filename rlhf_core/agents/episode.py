@@ -11,12 +11,21 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from rlhf_core.errors import GenerationError, WorkerError
-from rlhf_core.records import Generate, Prompt, RewardStatus, SamplingParams, StopReason, Trajectory
+from rlhf_core.records import (
+    AgentServer,
+    Generate,
+    ImageRef,
+    Prompt,
+    RewardStatus,
+    SamplingParams,
+    StopReason,
+    Trajectory,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,9 +36,44 @@ if TYPE_CHECKING:
 class Tokenizer(Protocol):
     """The part of a Hugging Face tokenizer that executors use."""
 
+    def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]:
+        """Ids of the text; special tokens written in it become their ids."""
+        ...
+
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = ...) -> str:
         """Text of the ids."""
         ...
+
+    def apply_chat_template(self, conversation: list[dict[str, Any]], **options: Any) -> Any:
+        """Chat messages to text or token ids."""
+        ...
+
+
+class ImageIntake(Protocol):
+    """Takes the images of environment feedback in."""
+
+    async def tokenise(self, text: str, images: Sequence[bytes]) -> tuple[list[int], tuple[ImageRef, ...]]:
+        """Token ids of a text with one placeholder an image, and the images, by then stored for good.
+
+        Args:
+            text: with the model's own placeholder (as its chat template writes it) once for each image, in order.
+            images: files in any format that Pillow reads.
+
+        Returns:
+            The expanded ids, and where each image is in them (positions start at 0 with the first of these ids).
+
+        Raises:
+            DataError: an image cannot be read, or placeholders and images differ in number.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TurnLimits:
+    """What bounds an episode of several turns, besides the tokens of all turns and the context."""
+
+    max_turns: int
+    max_turn_tokens: int  # of one turn; ``Episode.sampling.max_tokens`` is for all turns together
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +90,10 @@ class Episode:
     generate: Generate
     tokenizer: Tokenizer
     round: int = 0
+    limits: TurnLimits | None = None  # None: the one turn of a single-turn executor
+    chat_template: str | None = None  # that replaces the tokenizer's own
+    images: ImageIntake | None = None  # None: the model reads text only
+    server: AgentServer | None = None  # None: no OpenAI-compatible server runs
 
     @property
     def request_id(self) -> str:

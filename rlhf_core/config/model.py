@@ -313,6 +313,55 @@ class AlgoConfig(Section):
     """After the last round: train the short batch, or stop the run. A batch without any group stops it in either case."""
 
 
+# --- execution mode ---------------------------------------------------------------------------------------------------
+
+
+class AgentServerConfig(Section):
+    """The OpenAI-compatible server in front of the engines, for agents written with any OpenAI client."""
+
+    host: str = "127.0.0.1"
+    """Address it listens on; ``0.0.0.0`` for agents on other machines. Every call needs its session's key."""
+    max_calls: PositiveInt = 64
+    """Calls of one episode."""
+    history: Literal["exact", "template"] = "exact"
+    """What the model sees of its own earlier turns: exactly what it said, or what the chat template makes of them (which may
+    strip its thinking; the episode then falls into several segments)."""
+    tool_parser: str | None = "hermes"
+    """vLLM's parser of tool calls; null: calls with tools are answered with plain text."""
+    reasoning_parser: str | None = None
+    """vLLM's parser of thinking; null: it stays in the text."""
+    train_constrained: bool = False
+    """Train on answers whose tokens a grammar, a forced tool call or a penalty chose together with the policy."""
+
+
+class AgentConfig(Section):
+    """Episodes of several turns (docs/agents.md): which agent plays them is said by ``train.agent_func_path``,
+    ``agent.tools``, ``agent.command``, ``agent.url`` or an ``env:`` dataset."""
+
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the agent's class, or of ``run_agent``."""
+    max_turns: PositiveInt = 16
+    """Turns of the policy in one episode."""
+    max_turn_tokens: PositiveInt | None = None
+    """Tokens of one turn; default: ``rollout.max_new_tokens``, which all turns of an episode share."""
+    step_timeout: PositiveFloat = 60
+    """Seconds one ``reset`` or ``step`` may take; then its process is killed and its sample fails."""
+    episode_timeout: PositiveFloat = 1800
+    """Seconds an OpenAI-API agent may take for one episode."""
+    max_processes: PositiveInt = 64
+    """Environments or agents that run at once, each in a process of its own; further episodes wait."""
+    tools: StringList = ()
+    """Tools that the policy may call: ``python`` (a sandbox), or ``path.py:function`` with type hints and a docstring."""
+    tool_format: Literal["hermes", "json"] = "hermes"
+    """How the policy writes a tool call: ``<tool_call>{...}</tool_call>``, or the bare JSON object."""
+    command: StringList = ()
+    """An agent as a program, with its arguments: finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment."""
+    url: StringList = ()
+    """Agents elsewhere on the network: each episode is posted to one of these URLs."""
+    server: AgentServerConfig = AgentServerConfig()
+    """The OpenAI-compatible server."""
+
+
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +379,8 @@ class TrainConfig(BatchedTrainConfig):
     seed: NonNegativeInt = 42
     """Of the prompt order, of every sample and of the order of minibatches."""
     agent_func_path: str | None = None
-    """An agent file."""
+    """A Python file with an ``AgentExecutor`` or an ``AgentInstance`` (as in OpenRLHF), or with ``run_agent(prompt, label,
+    client)`` for agents written with an OpenAI client."""
     async_enable: bool = False
     """Overlap rollout and training."""
     async_queue_size: NonNegativeInt = 1
@@ -470,6 +520,8 @@ class Config(Section):
     """The algorithm."""
     train: TrainConfig = TrainConfig()
     """How long and in what order."""
+    agent: AgentConfig = AgentConfig()
+    """Episodes of several turns."""
     eval: EvalConfig = EvalConfig()
     """Held-out prompts."""
     ckpt: CheckpointConfig = CheckpointConfig()

@@ -5,6 +5,7 @@ from rlhf_core.records.generation import Generate, GenerateRequest, Generation, 
 from rlhf_core.records.prompt import Prompt, PromptCursor
 from rlhf_core.records.reward import RewardRequest, RewardResult, RewardStatus
 from rlhf_core.records.rounds import Draw, KeptGroup, Round
+from rlhf_core.records.session import AgentServer, CallRecord, Session, SessionRecord, SessionRequest
 from rlhf_core.records.stage import Ledger, Part, Stage, StageManifest, StageRef
 from rlhf_core.records.trajectory import (
     ActionRange,
@@ -18,6 +19,8 @@ from rlhf_core.records.trajectory import (
 
 __all__ = [
     "ActionRange",
+    "AgentServer",
+    "CallRecord",
     "Draw",
     "Experience",
     "Generate",
@@ -34,6 +37,9 @@ __all__ = [
     "RewardStatus",
     "Round",
     "SamplingParams",
+    "Session",
+    "SessionRecord",
+    "SessionRequest",
     "Stage",
     "StageManifest",
     "StageRef",

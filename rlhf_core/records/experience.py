@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlhf_core.records.trajectory import ActionRange
+    from rlhf_core.records.trajectory import ActionRange, ImageRef
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +31,7 @@ class Experience:
     shaped_reward: float  # what the estimator made of it
     temperature: float
     constrained: bool  # rollout log-probs are renormalised: kept out of the mismatch correction
+    images: tuple[ImageRef, ...] = ()  # what the placeholder tokens show
 
     @property
     def num_actions(self) -> int:

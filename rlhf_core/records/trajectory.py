@@ -71,10 +71,12 @@ class StepReward(NamedTuple):
 
 
 class ImageRef(NamedTuple):
-    """An image of the prompt or of environment feedback, by content."""
+    """An image of the prompt or of environment feedback, by content, and where a row of tokens shows it."""
 
-    sha256: str  # of the canonical RGB pixels, hex
+    sha256: str  # of size and canonical RGB pixels, hex
     uri: str  # where the PNG lies, below the run's root
+    start: int  # its placeholder tokens are [start, end) of the row; the model puts the image's features there
+    end: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

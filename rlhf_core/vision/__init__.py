@@ -1,0 +1,1 @@
+"""Images: canonical pixels, and what a vision-language model makes of them."""
