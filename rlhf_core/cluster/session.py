@@ -125,7 +125,7 @@ class RunSession(ActorSession):
 
     async def tidy(self) -> None:
         """Reward processes, shared memory: what would outlive a killed actor."""
-        actors = [actor for actor in (*self._engines, self._scoring) if actor is not None]
+        actors = [actor for actor in (*self._engines, self._rollout, self._scoring) if actor is not None]
         await asyncio.gather(*(quietly(actor.shutdown) for actor in actors), self._policy.shutdown())
 
     # --- versions -----------------------------------------------------------------------------------------------------
@@ -221,8 +221,11 @@ class RunSession(ActorSession):
 
     async def rollout(self, draw: Draw) -> RolloutOutcome:
         """Sample a batch, or a round of one."""
-        call = self._rollout.rollout.remote(draw, self._engines)
-        return (await self._stage([call], f"rollout of iteration {draw.iteration}"))[0]  # type: ignore[no-any-return]
+        what = f"rollout of iteration {draw.iteration}"
+        played: RolloutOutcome = (await self._stage([self._rollout.rollout.remote(draw, self._engines)], what))[0]
+        if played.tally.failed:
+            await self._believe(self._rollout, what)
+        return played
 
     async def check_tokens(self, parts: Sequence[Part]) -> None:
         """Refuse trajectories that another tokenizer made; see ``ScoringWorker.check_tokens``."""
@@ -232,8 +235,12 @@ class RunSession(ActorSession):
         self, iteration: int, parts: Sequence[Part], norm_state: NormState, groups: Collection[str] | None = None
     ) -> Scored:
         """Score what a rollout, or a round of one, left: all of it, or only these groups."""
+        what = f"rewards of iteration {iteration}"
         call = self._scoring.score.remote(iteration, parts, norm_state, groups)
-        return (await self._stage([call], f"rewards of iteration {iteration}"))[0]  # type: ignore[no-any-return]
+        scored: Scored = (await self._stage([call], what))[0]
+        if scored.failures:
+            await self._believe(self._scoring, what)
+        return scored
 
     async def assemble(self, iteration: int, rollout: StageRef, reward: StageRef, kl_coef: float) -> Assembled:
         """Recompute log-probs and values on every rank, and turn rewards into advantages."""
@@ -310,6 +317,22 @@ class RunSession(ActorSession):
     async def _stage(self, calls: Sequence[Any], what: str) -> list[Any]:
         self.check_lease()
         return await all_of(calls, self.config.run.stage_timeout, f"{what} (run.stage_timeout)")
+
+    async def _believe(self, worker: Any, what: str) -> None:
+        """Look whether failures of samples are their own.
+
+        Where a node or the cluster goes down, the processes of rewards and environments are killed before the worker that
+        reports their deaths: recorded, the failures would stand for good, and the samples would be lost.
+
+        Raises:
+            WorkerError: the worker is gone too.
+            ClusterLostError: the cluster is.
+        """
+        await asyncio.to_thread(self._groups.strays)
+        if await any_dead([worker]):
+            raise WorkerError(
+                f"{what}: samples failed in a process that has died since: what it said of them does not count"
+            )
 
     async def _kill(self, names: Sequence[str]) -> None:
         self.check_lease()

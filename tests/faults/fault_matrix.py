@@ -45,10 +45,10 @@ OVERRIDES = [
 RANKS = {"training rank": 2}  # of the policy: one dies, the other waits for it; elsewhere one
 
 AWAY_SECONDS = 3.0  # a server that was killed is missed for so long, at least
-REACH_SECONDS = 300.0
-DONE_SECONDS = 300.0
+REACH_SECONDS = 1200.0  # beside other work on the machine a cluster takes minutes to start
+DONE_SECONDS = 1200.0
 LOOK_SECONDS = 2.0  # between two looks at the state of the flow run
-UNATTENDED_SECONDS = 120.0  # a run that has ended for so long will not go on by itself
+UNATTENDED_SECONDS = 600.0  # a run that has ended for so long will not go on by itself
 
 CORE = (
     "rollout",

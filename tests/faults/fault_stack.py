@@ -21,8 +21,9 @@ from rlhf_core.storage import RunStore, holder
 ROOT = Path(__file__).resolve().parents[2]
 HOLDS = Path(__file__).with_name("holds")
 STACKS = ("PREFECT_", "MLFLOW_", "RAY_", "RLHF_", "AWS_")  # of another stack, if the tests run beside one
-COMMAND_SECONDS = 300.0
-HTTP_SECONDS = 20.0
+COMMAND_SECONDS = 900.0
+HTTP_SECONDS = 60.0
+BUSY = 503
 
 
 class FaultStack:
@@ -146,9 +147,13 @@ class FaultStack:
         return [psutil.Process(held.owner.pid)]
 
     def _http(self, method: str, path: str, body: object = None) -> dict[str, object]:
-        answer = httpx.request(method, f"{self._api}{path}", json=body, timeout=HTTP_SECONDS)
-        answer.raise_for_status()
-        return answer.json()  # type: ignore[no-any-return]
+        def answer() -> httpx.Response | None:
+            found = httpx.request(method, f"{self._api}{path}", json=body, timeout=HTTP_SECONDS)
+            return None if found.status_code == BUSY else found  # nothing was done: Prefect's own client asks again too
+
+        found = wait_until(answer, COMMAND_SECONDS, f"Prefect answers {path}", pause=1.0)
+        found.raise_for_status()
+        return found.json()  # type: ignore[no-any-return]
 
     def _command(self, *arguments: str) -> str:
         done = subprocess.run(

@@ -131,7 +131,7 @@ async def test_closing_gives_the_lease_back_and_keeps_or_ends_the_actors(keep):
     assert run.lease.released
     assert sorted(run.groups.killed) == ([] if keep else sorted([*run.groups.names, "keeper"]))
     tidied = {(role, index) for role, index, _ in run.asked("shutdown")}
-    assert tidied == (set() if keep else {("engine", 0), ("engine", 1), ("scoring", 0), ("policy", 0)})
+    assert tidied == (set() if keep else {("engine", 0), ("engine", 1), ("rollout", 0), ("scoring", 0), ("policy", 0)})
 
 
 async def test_the_lease_is_given_back_though_the_cluster_is_gone(monkeypatch):
@@ -231,6 +231,41 @@ async def test_a_stage_whose_critic_dies_is_run_again(run) -> None:
 
 
 # --- stages
+
+
+def of_stage(stage, failed):
+    """What the worker of a stage says, and how it is asked."""
+    if stage == "rollout":
+        said = SimpleNamespace(tally=SimpleNamespace(failed=failed))
+        return said, lambda session: session.rollout(SimpleNamespace(iteration=2))
+    said = SimpleNamespace(failures={"its process was killed by SIGKILL": failed} if failed else {})
+    return said, lambda session: session.score(2, [], {})
+
+
+@pytest.mark.parametrize("stage", ["rollout", "scoring"])
+async def test_failed_samples_are_believed_only_while_the_cluster_lives(run, monkeypatch, stage) -> None:
+    """A node that goes down kills the processes of rewards and environments first."""
+    run[stage].said, ask = of_stage(stage, failed=1)
+    assert await ask(run.session) is run[stage].said
+
+    def gone():
+        raise ClusterLostError("the cluster is gone")
+
+    monkeypatch.setattr(run.groups, "strays", gone)
+    with pytest.raises(ClusterLostError):
+        await ask(run.session)
+
+    run[stage].said, ask = of_stage(stage, failed=0)
+    assert await ask(run.session) is run[stage].said  # nobody failed: nothing to doubt
+
+
+@pytest.mark.parametrize("stage", ["rollout", "scoring"])
+async def test_what_a_worker_that_has_died_since_said_of_failures_does_not_count(run, monkeypatch, stage) -> None:
+    run[stage].said, ask = of_stage(stage, failed=1)
+    monkeypatch.setattr(run.groups, "strays", lambda: setattr(run[stage], "dead", True))
+
+    with pytest.raises(WorkerError, match="in a process that has died since"):
+        await ask(run.session)
 
 
 async def test_policy_and_critic_learn_at_once(run) -> None:
