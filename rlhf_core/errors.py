@@ -43,6 +43,10 @@ class GenerationError(RlhfError, RuntimeError):
     """An engine failed a request, or answered one without what was asked for."""
 
 
+class AgentError(RlhfError, RuntimeError):
+    """An agent or environment of the user's failed, or answered what cannot be used: its sample is recorded as failed."""
+
+
 class TrainingError(RlhfError, RuntimeError):
     """A training step that must not be applied, or a rank that cannot go on."""
 
@@ -65,3 +69,7 @@ class DeadlineError(RlhfError, TimeoutError):
 
 class RunFailedError(RlhfError, RuntimeError):
     """The run stopped on purpose: too many failures in a row, or nothing left to train on."""
+
+
+class AgentDeadlineError(AgentError, DeadlineError):
+    """An agent or environment did not answer within its limit, and was killed. The message names the key of the limit."""

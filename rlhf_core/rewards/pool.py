@@ -18,8 +18,8 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import ConfigError, RewardError
+from rlhf_core.processes.wire import encode
 from rlhf_core.rewards.process import CallKind, CallOutcome, LostWorkerError, WorkerProcess
-from rlhf_core.rewards.wire import encode
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:

@@ -5,13 +5,6 @@ Synchronous: each worker belongs to one thread. Only ``alive`` and ``signal_grou
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -19,8 +12,9 @@ from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.processes.owned import OwnedProcess
+from rlhf_core.processes.wire import CHUNK, FrameReader, encode
 from rlhf_core.rewards.answers import Row
-from rlhf_core.rewards.wire import CHUNK, FrameReader, encode
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
@@ -30,9 +24,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-MAX_OUTPUT = 2000  # bytes a call may print into the log; the rest is counted only
 EXIT_GRACE = 0.5  # a process that closed its channel normally is just ending: its exit code says more
-EXIT_SECONDS = 10.0  # a killed process that is not gone by then hangs in the kernel and is left to it
 
 
 class CallKind(StrEnum):
@@ -66,28 +58,7 @@ class WorkerProcess:
     """A process that runs reward functions. It is dead after any call that timed out or killed it."""
 
     def __init__(self) -> None:
-        self._channel, channel = socket.socketpair()
-        lifeline, self._lifeline = os.pipe()  # our end is never written: that it closes is the message
-        self._output, output = os.pipe()
-        os.set_blocking(self._output, False)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlhf_core.rewards.worker", str(channel.fileno()), str(lifeline)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=(channel.fileno(), lifeline),
-            start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)},
-        )
-        self._pidfd = os.pidfd_open(self._process.pid)
-        channel.close()
-        os.close(lifeline)
-        os.close(output)
-        self._lock = threading.Lock()  # guards _reaped: after it the pid may belong to another process
-        self._reaped = False
-        self._printed = b""
-        self._printed_bytes = 0
-        self._output_open = True
+        self._process = OwnedProcess("rlhf_core.rewards.worker")
 
     @property
     def pid(self) -> int:
@@ -97,8 +68,7 @@ class WorkerProcess:
     @property
     def alive(self) -> bool:
         """True while the process runs."""
-        with self._lock:
-            return not self._reaped and not wait([self._pidfd], 0)
+        return self._process.alive
 
     def load(self, specs: Sequence[FunctionSpec], timeout: float) -> list[bool]:
         """Load the functions; per function, whether it is group-wise.
@@ -138,26 +108,12 @@ class WorkerProcess:
 
     def signal_group(self) -> None:
         """SIGKILL to the process and all it started, without waiting."""
-        with self._lock:
-            if not self._reaped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.signal_group()
 
     def kill(self) -> None:
         """End the process and all it started, and free what belongs to it. A second call does nothing."""
-        self.signal_group()  # before the process is reaped: while it is a zombie, its group id cannot be reused
-        with self._lock:
-            if self._reaped:
-                return
-            self._reaped = True
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_SECONDS)
-            os.close(self._pidfd)
-        self._read_output()
-        self._log_output()
-        self._channel.close()
-        os.close(self._lifeline)
-        os.close(self._output)
+        if self._process.kill():
+            self._log_output()
 
     def _exchange(self, message: bytes, timeout: float) -> dict[str, Any]:
         """Send, then wait for the answer while what the process prints is drained."""
@@ -174,53 +130,36 @@ class WorkerProcess:
             self._log_output()
 
     def _send(self, message: bytes, deadline: float) -> None:
-        self._channel.settimeout(max(deadline - time.monotonic(), 0.001))
+        channel = self._process.channel
+        channel.settimeout(max(deadline - time.monotonic(), 0.001))
         try:
-            self._channel.sendall(message)
+            channel.sendall(message)
         except TimeoutError:
             raise _NoAnswerError from None
 
     def _receive(self, deadline: float) -> dict[str, Any]:
+        channel, pidfd, output = self._process.channel, self._process.pidfd, self._process.output
         reader = FrameReader()
         while (remaining := deadline - time.monotonic()) > 0:
-            watched: list[Any] = [self._channel, self._pidfd, *([self._output] if self._output_open else [])]
+            watched: list[Any] = [channel, pidfd, *([output.fd] if output.open else [])]
             ready = wait(watched, remaining)
-            if self._output in ready:
-                self._read_output()
-            if self._channel in ready:
-                piece = self._channel.recv(CHUNK)
+            if output.fd in ready:
+                output.read()
+            if channel in ready:
+                piece = channel.recv(CHUNK)
                 reply = reader.feed(piece) if piece else self._raise_lost()
                 if reply is not None:
                     return dict(reply)
-            elif self._pidfd in ready:
+            elif pidfd in ready:
                 self._raise_lost()
         raise _NoAnswerError
 
     def _raise_lost(self) -> NoReturn:
-        ended = wait([self._pidfd], EXIT_GRACE)
+        ended = wait([self._process.pidfd], EXIT_GRACE)
         self.kill()
-        text = _exit_text(self._process.returncode) if ended else "closed the channel of the messages"
+        text = self._process.exit_text if ended else "closed the channel of the messages"
         raise LostWorkerError(f"its process {text}")
 
-    def _read_output(self) -> None:
-        try:
-            while piece := os.read(self._output, CHUNK):
-                self._printed_bytes += len(piece)
-                self._printed += piece[: MAX_OUTPUT - len(self._printed)]
-            self._output_open = False
-        except BlockingIOError:
-            return
-
     def _log_output(self) -> None:
-        if self._printed:
-            text = self._printed.decode(errors="replace").rstrip()
-            more = self._printed_bytes - len(self._printed)
-            log.info("reward worker %d printed: %s%s", self.pid, text, f" … {more} more bytes" if more else "")
-        self._printed, self._printed_bytes = b"", 0
-
-
-def _exit_text(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    name = signal.Signals(-code).name
-    return f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+        if text := self._process.output.take():
+            log.info("reward worker %d printed: %s", self.pid, text)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def reward_request(row: Trajectory) -> RewardRequest:
     """The request for one episode, from its last segment."""
     return RewardRequest(
-        query=row.prompt + row.answer,
+        query=row.prompt + (row.transcript or row.answer),
         prompt=row.prompt,
         answer=row.answer,
         label=row.label,

@@ -18,7 +18,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from rlhf_core.errors import RewardError
-from rlhf_core.records import RewardResult, RewardStatus, Stage
+from rlhf_core.records import RewardResult, RewardStatus, Stage, episodes_of
 from rlhf_core.rewards.request import reward_request
 from rlhf_core.storage import RewardRow
 from rlhf_core.storage.rescored import RescoredPart
@@ -77,17 +77,17 @@ async def _score(
     trajectories: Sequence[Trajectory], selected: frozenset[str] | None, source: RewardSource
 ) -> list[RewardRow]:
     """One result for each episode of the batch; those that failed are skipped, as in a run."""
-    episodes = {
-        (row.group_id, row.sample_index): row
-        for row in sorted(trajectories, key=lambda row: row.key)
-        if selected is None or row.group_id in selected
-    }
-    asked = [key for key, row in episodes.items() if not row.failed]
-    answers = await source.score([reward_request(episodes[key]) for key in asked])
-    results = dict(zip(asked, answers, strict=True))
+    rows = [row for row in trajectories if selected is None or row.group_id in selected]
+    episodes = sorted(episodes_of(rows), key=lambda episode: episode.key)
+    asked = [episode for episode in episodes if not episode.failed]
+    answers = await source.score([reward_request(episode.last) for episode in asked])
+    results = {episode.key: answer for episode, answer in zip(asked, answers, strict=True)}
     return [
-        RewardRow(*key, results.get(key, RewardResult(RewardStatus.SKIPPED, error=row.error)))
-        for key, row in episodes.items()
+        RewardRow(
+            *episode.key,
+            results.get(episode.key, RewardResult(RewardStatus.SKIPPED, error=episode.error)),
+        )
+        for episode in episodes
     ]
 
 
