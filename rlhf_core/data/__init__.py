@@ -18,7 +18,7 @@ from rlhf_core.data.model_reference import (
     supervised_models_of,
 )
 from rlhf_core.data.order import PromptOrder, iterations, sample_seed
-from rlhf_core.data.prompts import PromptDataset, evaluation_prompts, load_prompts, training_prompts
+from rlhf_core.data.prompts import PromptDataset, Vision, evaluation_prompts, load_prompts, training_prompts
 from rlhf_core.data.sources import read_rows
 from rlhf_core.data.supervised import SupervisedDataset, held_out_examples, supervised_examples
 from rlhf_core.data.templates import RenderedPrompt, plain_token_ids, render
@@ -40,6 +40,7 @@ __all__ = [
     "SupervisedDataset",
     "Tokenizer",
     "Transcript",
+    "Vision",
     "end_of_sequence_ids",
     "evaluation_prompts",
     "held_out_examples",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.data.export_choice import BLANK, IMAGES, PARTNER, TURNS
+from rlhf_core.data.export_choice import BLANK, IMAGES, OTHER_PROMPT, PARTNER, TURNS
 from rlhf_core.errors import DataError
 from rlhf_core.records import Stage
 
@@ -123,6 +123,8 @@ def _said(selection: Selection, speech: Speech, iteration: int, keys: Collection
     said: dict[Key, Example] = {}
     for key, (row, *more) in rows.items():
         reason = TURNS if more or len(row.action_ranges) != 1 else IMAGES if row.images else None
+        if reason is None and not speech.answers_prompt(row):
+            reason = OTHER_PROMPT
         answer = speech.text_of(row) if reason is None else None
         if answer is not None and answer.text.strip():
             said[key] = row, answer

@@ -29,11 +29,12 @@ LOW_REWARD = "with a reward below --min-reward"
 BLANK = "with a blank answer"
 TURNS = "of several turns"
 IMAGES = "with images"
+OTHER_PROMPT = "whose prompt the agent wrote itself"
 PARTNER = "whose pair lost the other answer"
 NOT_CHOSEN = "not chosen"
 
 _FAILED = (StopReason.ERROR, StopReason.ABORTED)
-_COLUMNS = ["group_id", "sample_index", "prompt_id", "reward", "stop_reason", "answer"]
+_COLUMNS = ["group_id", "sample_index", "segment_index", "prompt_id", "reward", "stop_reason", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,9 @@ class Selection:
         from rlhf_core.storage import trajectories  # pyarrow, which importing this package must not load
 
         table = trajectories(self.store, iteration, self.choice.where, columns=_COLUMNS)
-        rows = {(row["group_id"], row["sample_index"]): row for row in table.to_pylist()}
+        # Of several segments the last one counts.
+        listed = sorted(table.to_pylist(), key=lambda row: int(row["segment_index"]))
+        rows = {(row["group_id"], row["sample_index"]): row for row in listed}
         self.tally.samples += len(rows)
         return rows
 
@@ -143,6 +146,8 @@ class Selection:
             return ROLLOUT_FAILED
         if reward is None:
             return NO_REWARD
+        if row["segment_index"]:
+            return TURNS  # before answers compete: what wins has to be written
         least = self.choice.min_reward
         if least is not None and reward < least:
             return LOW_REWARD

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
@@ -13,11 +15,15 @@ from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from rlhf_core.data.row_list import RowList
     from rlhf_core.data.values import Row
 
 logger = get_logger(__name__)
+
+THREADS = 8  # that read images: downloads wait for a server, and decoding lets other threads go on
+ROWS_AHEAD = 2 * THREADS  # what bounds the memory
 
 
 class Identified(Protocol):
@@ -61,6 +67,7 @@ def load(
     id_key: str | None,
     max_samples: int | None = None,
     only: RowList | None = None,
+    prepare: Callable[[Row], Row] | None = None,
 ) -> tuple[list[ItemT], tuple[Source, ...]]:
     """The items that were kept, dataset after dataset in their own order, and the counts of each dataset.
 
@@ -72,6 +79,7 @@ def load(
         id_key: ``data.id_key``, for messages.
         max_samples: Use only the first rows of each dataset.
         only: Use only these rows.
+        prepare: Done to each row before ``make``, in threads and a few rows ahead: reading its images.
 
     Raises:
         DataError: A dataset or a row of it cannot be used, a row id comes twice, a dataset has no row left, or one of
@@ -83,7 +91,8 @@ def load(
     for spec, name in zip(specs, source_names(specs), strict=True):
         kept, overlong = 0, 0
         rows = read_rows(spec, split) if only is None else _listed(read_rows(spec, split), name, id_key, only)
-        for row in itertools.islice(rows, max_samples):
+        wanted = itertools.islice(rows, max_samples)
+        for row in wanted if prepare is None else _prepared(wanted, prepare):
             item, length = make(row, name)
             _check_unique(item.row_id, row.place, places, id_key)
             if _fits(length, row.place, limit):
@@ -102,6 +111,21 @@ def load(
 
 def _listed(rows: Iterator[Row], name: str, id_key: str | None, only: RowList) -> Iterator[Row]:
     return (row for row in rows if columns.row_id(row, name, id_key) in only)
+
+
+def _prepared(rows: Iterator[Row], prepare: Callable[[Row], Row]) -> Iterator[Row]:
+    """``prepare(row)`` of each, in order; the first error ends it."""
+    pool = ThreadPoolExecutor(THREADS, thread_name_prefix="rows")
+    waiting: deque[Future[Row]] = deque()
+    try:
+        for row in rows:
+            waiting.append(pool.submit(prepare, row))
+            if len(waiting) >= ROWS_AHEAD:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _check_unique(row_id: str, place: str, places: dict[str, str], id_key: str | None) -> None:

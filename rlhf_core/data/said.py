@@ -33,6 +33,15 @@ class Speech:
         self._tokenizer = tokenizer
         self._special = special_ids(tokenizer)
 
+    def answers_prompt(self, row: Trajectory) -> bool:
+        """True if the policy saw the prompt that the row names: an agent with an OpenAI client may have asked it otherwise."""
+        seen = row.token_ids[: row.action_ranges[0].start].tolist()
+        prompt = list(self._tokenizer.encode(row.prompt, add_special_tokens=False))
+        if seen in (prompt, [*missing_bos(prompt, self._tokenizer), *prompt]):
+            return True
+        bare = seen[1:] if seen[:1] == [self._tokenizer.bos_token_id] else seen
+        return row.prompt in (self._tokenizer.decode(seen), self._tokenizer.decode(bare))
+
     def text_of(self, row: Trajectory) -> Said:
         """The answer of a row with one action range."""
         ((start, end),) = row.action_ranges

@@ -4,6 +4,7 @@
     data/saved                           a folder of ``save_to_disk``, or a clone of a hub dataset
     openai/gsm8k?name=main               a hub id; options name, data_dir, revision
     tasks/digits.py:prompts?count=256    a function of a Python file
+    env:gymnasium/Taxi-v4?size=256       environments, one a row (environments/spec.py)
 
 Rows are counted from 0, and every refusal names file and row. Nothing is altered on the way.
 """
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
-from rlhf_core.data import huggingface, python_file, text_files
+from rlhf_core.data import environment_rows, huggingface, python_file, text_files
+from rlhf_core.environments.spec import is_environment, parse_environment
 from rlhf_core.errors import DataError
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ def read_rows(spec: str, split: str = "train") -> Iterator[Row]:
     Raises:
         DataError: The dataset or a row of it cannot be read; some errors come only when that row is reached.
     """
+    if is_environment(spec):
+        return environment_rows.read_environments(spec)
     function = FUNCTION.fullmatch(spec)
     if function is not None:
         return python_file.read_function(Path(function["path"]), function["function"], function["query"] or "")
@@ -59,7 +63,7 @@ def read_rows(spec: str, split: str = "train") -> Iterator[Row]:
     if hub is None or path.exists() or path.suffix == ".py":
         raise DataError(
             f"{spec!r} is not a dataset this version reads: give a file ({', '.join(READERS)}), a folder of "
-            "save_to_disk, a hub id, or path.py:function"
+            "save_to_disk, a hub id, path.py:function, or env:collection/name"
         )
     return huggingface.read_hub(hub["name"], split, _hub_options(spec, hub["query"] or ""))
 
@@ -76,6 +80,8 @@ def source_names(specs: Sequence[str]) -> list[str]:
 
 
 def _short_name(spec: str) -> str:
+    if is_environment(spec):
+        return parse_environment(spec).datasource
     function = FUNCTION.fullmatch(spec)
     path = Path(function["path"] if function else spec.partition("?")[0])
     return path.stem if function or path.suffix in READERS else path.name

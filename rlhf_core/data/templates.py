@@ -3,6 +3,7 @@
     messages, or text with data.apply_chat_template ──▶ chat template ──▶ text, ids      (no token is added to it)
     text with data.input_template ──▶ "Q: {}\\nA:" ──▶ text ──▶ ids, one BOS             (if the tokenizer adds one)
     text ──▶ text ──▶ ids, one BOS
+    any of them, for a model that sees ──▶ text with a placeholder for each image ──▶ ids with the room that each needs
 
 The ids made here are the ids that are trained on: text is never tokenised again.
 """
@@ -13,13 +14,15 @@ import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.chat_text import as_parts, with_texts
 from rlhf_core.errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from rlhf_core.config.model import DataConfig
     from rlhf_core.data.tokenizer import Tokenizer
+    from rlhf_core.vision import ImageSpan, VisionProcessor
 
 Messages = list[dict[str, Any]]
 
@@ -31,10 +34,24 @@ class RenderedPrompt:
     text: str
     token_ids: list[int]  # [T]
     messages: Messages | None  # as the chat template got them; None without one
+    spans: tuple[ImageSpan, ...] = ()  # of the images in ``token_ids``
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """The images of one prompt, and the model's way to see them."""
+
+    processor: VisionProcessor
+    sizes: Sequence[tuple[int, int]] = ()  # (width, height) of each, in the order of the messages' image parts
 
 
 def render(
-    content: str | Messages, tools: list[Any] | None, data: DataConfig, tokenizer: Tokenizer, place: str
+    content: str | Messages,
+    tools: list[Any] | None,
+    data: DataConfig,
+    tokenizer: Tokenizer,
+    place: str,
+    sight: Sight | None = None,
 ) -> RenderedPrompt:
     """Render one row.
 
@@ -44,11 +61,14 @@ def render(
         data: Says which template applies.
         tokenizer: Of the policy.
         place: The row, for messages.
+        sight: The images; None: the model reads text only.
 
     Raises:
-        DataError: The chat template refuses the messages, or messages come without a chat template.
+        DataError: The chat template refuses the messages or leaves an image out, or messages come without a chat template.
     """
     if data.apply_chat_template:
+        if sight is not None:
+            return _render_seen(content, tools, data, tokenizer, place, sight)
         return _render_chat(content, tools, data, tokenizer, place)
     if not isinstance(content, str):
         raise DataError(f"{place}: a list of chat messages needs data.apply_chat_template=true")
@@ -59,6 +79,9 @@ def render(
         )
     # replace, not format: every other brace of the template stays as it is
     text = content if data.input_template is None else data.input_template.replace("{}", content)
+    if sight is not None:  # nothing of it is an image: those need a chat template
+        token_ids = sight.processor.tokenise_sizes(sight.processor.literal(text), (), place).token_ids
+        return RenderedPrompt(text, [*missing_bos(token_ids, tokenizer), *token_ids], None)
     return RenderedPrompt(text, plain_token_ids(text, tokenizer), None)
 
 
@@ -139,3 +162,21 @@ def _render_chat(
         token_ids=chat.token_ids(messages, generation_prompt=True),
         messages=messages,
     )
+
+
+def _render_seen(
+    content: str | Messages, tools: list[Any] | None, data: DataConfig, tokenizer: Tokenizer, place: str, sight: Sight
+) -> RenderedPrompt:
+    """Only what the chat template writes for an image part becomes an image; the same words in a text stay text."""
+    processor = sight.processor
+    own_tools = None if tools is None else with_texts(tools, processor.literal)
+    chat = Chat(tokenizer, data.tokenizer_chat_template or processor.chat_template, own_tools, place)
+    messages = [as_parts(message) for message in as_messages(content, data.system_prompt)]
+    text = chat.text(with_texts(messages, processor.literal), generation_prompt=True)
+    if processor.count(text) != len(sight.sizes):
+        raise DataError(
+            f"{place}: the chat template writes {processor.count(text)} placeholders ({processor.placeholder}) for the "
+            f"prompt's {len(sight.sizes)} images: set data.tokenizer_chat_template to one that knows image parts"
+        )
+    token_ids, spans = processor.tokenise_sizes(text, sight.sizes, place)
+    return RenderedPrompt(processor.readable(text), token_ids, messages, tuple(spans))

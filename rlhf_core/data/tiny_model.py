@@ -16,13 +16,16 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.model_spec import is_run_model
 from rlhf_core.data.model_reference import PinnedModel, fetch
 from rlhf_core.errors import ConfigError
 
-BUILTIN = re.compile(r"builtin:tiny(\?seed=(?P<seed>\d+))?")
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BUILTIN = re.compile(r"builtin:(?P<name>tiny|tiny-vlm)(\?seed=(?P<seed>\d+))?")
 FORMAT = 1  # part of the cache folder's name: raise it whenever the model or tokenizer made here changes
 VOCAB_SIZE = 320  # a multiple of 64, as engines like it
 MAX_LENGTH = 2048
@@ -39,7 +42,8 @@ CHAT_TEMPLATE = (
 def resolve_model(model: str | PinnedModel, cache_dir: Path | str | None = None) -> str:
     """What transformers and vLLM load: a folder of this machine, or the name unchanged.
 
-    ``builtin:tiny`` and ``builtin:tiny?seed=3`` are made at first use, the model of a pinned checkpoint is fetched.
+    ``builtin:tiny``, ``builtin:tiny?seed=3`` and ``builtin:tiny-vlm`` are made at first use, the model of a pinned
+    checkpoint is fetched.
 
     Args:
         model: A name, such as ``actor.model_name_or_path``; or what ``pin`` made of one.
@@ -59,8 +63,14 @@ def resolve_model(model: str | PinnedModel, cache_dir: Path | str | None = None)
         return name
     match = BUILTIN.fullmatch(name)
     if match is None:
-        raise ConfigError(f"there is no built-in model {name!r}: use 'builtin:tiny' or 'builtin:tiny?seed=3'")
+        raise ConfigError(
+            f"there is no built-in model {name!r}: use 'builtin:tiny', 'builtin:tiny?seed=3', or 'builtin:tiny-vlm'"
+        )
     seed = int(match["seed"] or 0)
+    if match["name"] == "tiny-vlm":
+        from rlhf_core.data import tiny_vision_model as vision
+
+        return str(vision.make_tiny_vision_model(folder / f"tiny-vlm-{vision.FORMAT}-seed{seed}", seed).resolve())
     return str(make_tiny_model(folder / f"tiny-{FORMAT}-seed{seed}", seed).resolve())
 
 
@@ -73,14 +83,23 @@ def make_tiny_model(folder: Path | str, seed: int = 0) -> Path:
     Raises:
         ConfigError: ``folder`` holds something else.
     """
+
+    def write(draft: Path) -> None:
+        _model(seed).save_pretrained(draft)
+        _tokenizer().save_pretrained(draft)
+
+    return published(folder, write)
+
+
+def published(folder: Path | str, write: Callable[[Path], None]) -> Path:
+    """The folder as ``write`` fills it: whole or not at all; a finished one is left as it is."""
     folder = Path(folder)
     if (folder / "config.json").exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        _model(seed).save_pretrained(draft)
-        _tokenizer().save_pretrained(draft)
+        write(draft)
         draft.chmod(0o755)  # mkdtemp makes it private
         _publish(draft, folder)
     finally:
@@ -119,29 +138,34 @@ def _model(seed: int) -> Any:
 
 
 def _tokenizer() -> Any:
+    return make_tokenizer(SPECIAL_TOKENS, CHAT_TEMPLATE)
+
+
+def make_tokenizer(special_tokens: Sequence[str], chat_template: str) -> Any:
+    """Bytes, then the special tokens, then pairs of letters up to ``VOCAB_SIZE``."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(), merges=[]))
+    tokenizer = Tokenizer(models.BPE(vocab=_vocabulary(special_tokens), merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(single="<|bos|> $A", special_tokens=[("<|bos|>", BOS)])
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
+    tokenizer.add_special_tokens(list(special_tokens))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<|bos|>",
         eos_token="<|im_end|>",
         pad_token="<|pad|>",
         extra_special_tokens=["<|im_start|>"],
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         model_max_length=MAX_LENGTH,
         clean_up_tokenization_spaces=False,
     )
 
 
-def _vocabulary() -> dict[str, int]:
+def _vocabulary(special_tokens: Sequence[str]) -> dict[str, int]:
     pairs = ("".join(pair) for pair in itertools.product("etaoinshr", repeat=2))
-    tokens = [*_byte_characters(), *SPECIAL_TOKENS, *pairs][:VOCAB_SIZE]
+    tokens = [*_byte_characters(), *special_tokens, *pairs][:VOCAB_SIZE]
     return {token: index for index, token in enumerate(tokens)}
 
 

@@ -13,14 +13,17 @@ from typing import TYPE_CHECKING
 
 from rlhf_core.config.model_spec import AVERAGE_EXPORT, EXPORT
 from rlhf_core.errors import CorruptShardError, StorageError
+from rlhf_core.records import Stage
 from rlhf_core.storage.checkpoints import CheckpointStore
+from rlhf_core.storage.images import images_in
 from rlhf_core.storage.paths import stage_folder
+from rlhf_core.storage.shards import schema
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlhf_core.records import Part, Stage
+    from rlhf_core.records import Part
     from rlhf_core.storage.run_store import RunStore
 
 logger = get_logger(__name__)
@@ -31,21 +34,32 @@ EXPORTS = {EXPORT, AVERAGE_EXPORT}  # folders of a checkpoint that training does
 def adopt_parts(store: RunStore, source: RunStore, parts: Sequence[Part], iteration: int, stage: Stage) -> list[Part]:
     """Parts of another run as parts of a stage of this one; what is there already is written over by itself.
 
+    The images that trajectories show come along.
+
     Raises:
-        CorruptShardError: a part is missing or is not the one recorded. It names the source's object.
+        CorruptShardError: a part or an image is missing, or is not the one recorded. It names the source's object.
     """
     folder = stage_folder(iteration, stage)
     adopted = []
     for part in parts:
         data = source.read_part(part)
+        if stage is Stage.ROLLOUT:
+            for image in images_in(source.decode_part(part, data, schema.TRAJECTORY, ["images"])):
+                if not store.objects.exists(image):
+                    _adopt(store, source, image, source.get_image(image), image)
         path = f"{folder}/{part.path.rpartition('/')[2]}"
-        local = source.objects.local_path(part.path)
-        if local is None:
-            store.objects.put(path, data)
-        else:
-            store.objects.put_file(local, path, link=True)
+        _adopt(store, source, part.path, data, path)
         adopted.append(replace(part, path=path))
     return adopted
+
+
+def _adopt(store: RunStore, source: RunStore, path: str, data: bytes | memoryview, new_path: str) -> None:
+    """One object whose verified bytes are ``data``."""
+    local = source.objects.local_path(path)
+    if local is None:
+        store.objects.put(new_path, data)
+    else:
+        store.objects.put_file(local, new_path, link=True)
 
 
 def adopt_stage(store: RunStore, source: RunStore, iteration: int, stage: Stage) -> None:

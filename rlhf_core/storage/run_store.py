@@ -13,6 +13,7 @@
       eval/v00000012.json, eval/v00000012/….arrow
       lease/00000007.json                      lease.Lease
       worlds/00000001.json                     worlds: the run went on with other processes
+      images/{sha256}.png                      what the rows show: images
       latest.json, best.json                   pointers: the only documents that change
 
 A part's name is its own claim: ``{rows}r-{tokens}t-{bytes}b-{sha256}.arrow``. So the parts of an attempt that died
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError, StorageError
 from rlhf_core.records import Part, Round, Stage, StageManifest, StageRef
-from rlhf_core.storage import shards
+from rlhf_core.storage import images, shards
 from rlhf_core.storage.digest import hashing, sha256_of
 from rlhf_core.storage.documents import decode_document, encode_document
 from rlhf_core.storage.object_store import ObjectStore
@@ -202,6 +203,16 @@ class RunStore:
         if len(table) != part.rows:
             raise CorruptShardError(f"{url} has {len(table)} rows, recorded were {part.rows}")
         return table
+
+    # --- images
+
+    def put_image(self, png: bytes) -> str:
+        """Make an image durable, once, and return its path: what ``ImageRef.uri`` names."""
+        return images.put_image(self.objects, png)
+
+    def get_image(self, uri: str) -> bytes:
+        """The verified bytes of an image; ``CorruptShardError``, which names it, if it is missing or damaged."""
+        return images.get_image(self.objects, uri)
 
     # --- manifests
 

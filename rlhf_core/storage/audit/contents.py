@@ -9,6 +9,7 @@
        checkpoints/…/checkpoint.json          its files; the update that made its version
        latest.json, best.json, finished.json  a checkpoint, an update
        worlds/00000001.json                   nothing
+    a shard of trajectories ─▶ the images that its rows show         ``images_of_part``
 
 **To add a kind of document** nothing is needed here as long as it lies in the run's folder, ends in ``.json``, is written by
 ``encode_document`` and names its objects as ``Part`` does: a mapping with ``path`` (relative to the run's root), ``sha256`` and
@@ -25,9 +26,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.records import Stage
 from rlhf_core.storage.checkpoints import MARKER
+from rlhf_core.storage.digest import sha256_of
 from rlhf_core.storage.documents import decode_document
+from rlhf_core.storage.images import FOLDER, IMAGE, images_in
 from rlhf_core.storage.parallel import in_parallel
-from rlhf_core.storage.paths import MANIFEST, ROUND, checkpoint_folder, manifest_path, round_path
+from rlhf_core.storage.paths import MANIFEST, PART_NAME, ROUND, checkpoint_folder, manifest_path, round_path
+from rlhf_core.storage.shards import schema
+from rlhf_core.storage.shards.tables import decode_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 READERS = 8  # objects under way at once
 AHEAD = 4 * READERS  # results that may wait for whoever asks for them: what bounds the memory
 
+_TRAJECTORIES = re.compile(rf"(iterations/\d{{8,}}/{Stage.ROLLOUT}|eval/v\d{{8,}})/[^/]+\.arrow")
 _IN_CHECKPOINT = re.compile(r"checkpoints/[^/]+/.+")
 _CHECKPOINT = re.compile(rf"checkpoints/v\d{{8,}}/{re.escape(MARKER)}")
 _POINTER = re.compile(r"(latest|best)\.json")
@@ -117,6 +123,48 @@ def names_in(path: str, body: dict[str, Any]) -> list[Named]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptShardError(f"{path} is not what its place says: {error!r}") from error
     return found
+
+
+def holds_trajectories(path: str) -> bool:
+    """True for the path of a shard whose rows may show images."""
+    return _TRAJECTORIES.fullmatch(path) is not None and PART_NAME.fullmatch(path.rpartition("/")[2]) is not None
+
+
+def images_of_part(store: RunStore, path: str) -> list[Named]:
+    """The images that the rows of a shard of trajectories show; none where it vanished meanwhile.
+
+    Raises:
+        CorruptShardError: it is damaged.
+        StorageError: it cannot be read.
+    """
+    try:
+        data = store.objects.view(path)
+    except FileNotFoundError:
+        return []
+    claim = PART_NAME.fullmatch(path.rpartition("/")[2])
+    if claim is None or claim["sha256"] != sha256_of(data):
+        raise CorruptShardError(f"{store.url_of(path)} is damaged: its sha256 is not the one in its name")
+    try:
+        shown = images_in(decode_table(data, schema.TRAJECTORY, ["images"]))
+    except CorruptShardError as error:
+        raise CorruptShardError(f"{store.url_of(path)}: {error}") from error
+    return [Named(image, _sha256_in(image), None, path) for image in shown]
+
+
+def may_show_images(paths: Iterable[str], run: dict[str, Any] | None) -> bool:
+    """True if the shards of a run must be asked for images: by its configuration it may see them, or there are some.
+
+    Args:
+        paths: of its objects.
+        run: the body of run.json.
+    """
+    data = ((run or {}).get("config") or {}).get("data") or {}
+    return bool(data.get("max_images_per_prompt")) or any(path.startswith(f"{FOLDER}/") for path in paths)
+
+
+def _sha256_in(image: str) -> str:
+    claim = IMAGE.fullmatch(image)
+    return claim["sha256"] if claim else "none: this is not the path of an image"
 
 
 def _read(store: RunStore, path: str) -> Document | None:

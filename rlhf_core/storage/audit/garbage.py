@@ -4,6 +4,7 @@
 
     parts of a stage, or of an evaluation, that is complete      an attempt died, and another made other rows
     files of a checkpoint without checkpoint.json                older than the newest complete one
+    images that no row of a shard shows                          an hour old: a rollout died before it published them
     what a writer that died left half written; probes            an hour old
 
 Everything else stays. What no document names and none of these rules knows may be somebody's, or of another version of this
@@ -19,8 +20,17 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rlhf_core.errors import StorageError
 from rlhf_core.records import Stage
-from rlhf_core.storage.audit.contents import READERS, documents, is_document_path, names_in
+from rlhf_core.storage.audit.contents import (
+    AHEAD,
+    READERS,
+    documents,
+    holds_trajectories,
+    images_of_part,
+    is_document_path,
+    names_in,
+)
 from rlhf_core.storage.checkpoints import MARKER, CheckpointStore
+from rlhf_core.storage.images import IMAGE
 from rlhf_core.storage.lease import acquire
 from rlhf_core.storage.lease_owner import LeaseOwner
 from rlhf_core.storage.parallel import in_parallel
@@ -32,7 +42,7 @@ if TYPE_CHECKING:
     from rlhf_core.storage.lease import Lease
     from rlhf_core.storage.run_store import RunStore
 
-Rule = Literal["part", "checkpoint", "half written", "probe"]
+Rule = Literal["part", "checkpoint", "image", "half written", "probe"]
 
 HOUR = 3600.0  # a writer that has changed nothing for so long is dead
 LEASE_SECONDS = 120.0
@@ -142,10 +152,29 @@ def _read(store: RunStore, paths: Collection[str]) -> _Known:
                 known.doubts.append(str(error))
         elif not document.is_foreign:
             known.doubts.append(str(document.fault))
+    _read_images(known, store, paths)
     known.doubts += [f"{store.url_of(path)} vanished while it was looked at" for path in sorted(vanished)]
     if "run.json" not in known.documents:
         known.doubts.append("it has no run.json: it is no run, or a damaged one")
     return known
+
+
+def _read_images(known: _Known, store: RunStore, paths: Collection[str]) -> None:
+    """Whatever a shard shows is kept, also where the shard itself may go: its images then go the next time."""
+
+    def images(path: str) -> set[str] | str:
+        try:
+            return {named.path for named in images_of_part(store, path)}
+        except StorageError as error:
+            return f"the images that it shows are not known: {error}"
+
+    if not any(IMAGE.fullmatch(path) for path in paths):
+        return
+    for found in in_parallel(images, sorted(filter(holds_trajectories, paths)), READERS, AHEAD):
+        if isinstance(found, str):
+            known.doubts.append(found)
+        else:
+            known.named |= found
 
 
 def _ruled(
@@ -170,12 +199,20 @@ def _ruled(
             return Piece(path, size, "checkpoint", f"checkpoint {version} was never completed, {newest} is")
         return True
     if _PROBE.fullmatch(path):
-        try:
-            age = time.time() - store.objects.modified(path)
-        except FileNotFoundError:
-            return True
-        return Piece(path, size, "probe", "left by a start that was cut off") if age > older_than else True
+        piece = Piece(path, size, "probe", "left by a start that was cut off")
+        return piece if _is_older(store, path, older_than) else True
+    if IMAGE.fullmatch(path):
+        piece = Piece(path, size, "image", "no trajectory shows it")
+        return piece if _is_older(store, path, older_than) else True
     return False
+
+
+def _is_older(store: RunStore, path: str, seconds: float) -> bool:
+    """False too if it is gone."""
+    try:
+        return time.time() - store.objects.modified(path) > seconds
+    except FileNotFoundError:
+        return False
 
 
 def _remove(store: RunStore, lease: Lease, garbage: Garbage, progress: Callable[[int, int], None] | None) -> None:

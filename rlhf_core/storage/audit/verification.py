@@ -3,6 +3,7 @@
 ::
 
     documents ─▶ checksum, place, what they name ─▶ claims ─▶ there? its size? its sha256? ─▶ faults: all of them
+                      │                                 images that a shard's rows show ◀──┘
                       └▶ gaps in the chain of iterations, checkpoints that are not what their update made ──┘
 
 Every byte is read once, in parallel and in pieces: memory grows with the number of objects, not with their size. A run that is
@@ -18,7 +19,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.records import Stage
-from rlhf_core.storage.audit.contents import AHEAD, READERS, documents, is_document_path, names_in
+from rlhf_core.storage.audit.contents import (
+    AHEAD,
+    READERS,
+    documents,
+    holds_trajectories,
+    images_of_part,
+    is_document_path,
+    may_show_images,
+    names_in,
+)
 from rlhf_core.storage.digest import sha256_of
 from rlhf_core.storage.parallel import in_parallel
 from rlhf_core.storage.paths import manifest_path
@@ -56,7 +66,7 @@ class Verification:
     url: str
     version: int | None  # only what made this version; None: all
     documents: int
-    objects: int  # besides the documents: shards, files of checkpoints
+    objects: int  # besides the documents: shards, images, files of checkpoints
     bytes: int
     unnamed: int  # objects that no document names: no fault (``garbage``)
     faults: tuple[Fault, ...]
@@ -76,6 +86,7 @@ class _Findings:
     weights: dict[int, dict[str, str]] = field(default_factory=dict)  # version -> digests, by the update that made it
     saved: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)  # checkpoint -> version, digests
     moved: set[int] = field(default_factory=set)  # versions that were made again by other processes, and then saved
+    run: dict[str, Any] | None = None  # the body of run.json
     faults: list[Fault] = field(default_factory=list)
 
 
@@ -96,6 +107,8 @@ def verify(store: RunStore, version: int | None = None, progress: Progress | Non
     for document in documents(store, sizes):
         _take(found, store, document)
     found.faults += _gaps(found, sizes, version)
+    if may_show_images(listed, found.run):
+        _take_images(found, store, listed)
     shards = {path: claims for path, claims in found.claims.items() if path not in found.digests}
     total = sum(listed.get(path, 0) for path in shards)
     done = 0
@@ -141,6 +154,8 @@ def _take(found: _Findings, store: RunStore, document: Document) -> None:
         kind: Kind = "altered" if isinstance(document.fault, CorruptShardError) else "unreadable"
         found.faults.append(Fault(path, kind, str(document.fault), path))
         return
+    if path == "run.json":
+        found.run = body
     try:
         for named in names_in(path, body):
             found.claims.setdefault(named.path, []).append(named)
@@ -151,6 +166,21 @@ def _take(found: _Findings, store: RunStore, document: Document) -> None:
         return
     if wrong is not None:
         found.faults.append(Fault(path, "foreign", wrong, path))
+
+
+def _take_images(found: _Findings, store: RunStore, listed: dict[str, int]) -> None:
+    """What the rows of the shards show; a shard that is damaged is told of when its bytes are compared."""
+
+    def images(path: str) -> list[Named]:
+        try:
+            return images_of_part(store, path)
+        except StorageError:
+            return []
+
+    shards = sorted(path for path in found.claims if path in listed and holds_trajectories(path))
+    for named in in_parallel(images, shards, READERS, AHEAD):
+        for image in named:
+            found.claims.setdefault(image.path, []).append(image)
 
 
 def _misplaced(store: RunStore, path: str, body: dict[str, Any]) -> str | None:

@@ -116,7 +116,7 @@ READABLE: dict[str, Column] = {
     "iteration": _of_the_log("iteration", pa.int64()),
     "batch": _of_the_log("batch", pa.int64()),
     **{name: _same(name) for name in ("round", "prompt_id", "group_id", "sample_index", "segment_index")},
-    **{name: _same(name) for name in ("datasource", "prompt", "answer", "label")},
+    **{name: _same(name) for name in ("datasource", "prompt", "answer", "transcript", "label")},
     "reward": _rewarded("reward", "reward"),
     "score": _rewarded("score", "score"),
     "reward_status": _rewarded("reward_status", "status"),
@@ -140,6 +140,7 @@ BULKY: dict[str, Column] = {
         "version_spans",
         "step_rewards",
         "images",
+        "image_ranges",
     )
 }
 COLUMNS = READABLE | BULKY

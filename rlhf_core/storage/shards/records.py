@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,11 @@ _JSON = json.JSONEncoder(ensure_ascii=False)
 _SAMPLING_FIELDS = [field.name for field in fields(SamplingParams)]
 
 
+class _StoredImage(NamedTuple):
+    sha256: str
+    uri: str
+
+
 @dataclass(frozen=True, slots=True)
 class RewardRow:
     """One row of the reward shards: the result for one sample, shared by its segments."""
@@ -68,7 +73,9 @@ def encode_trajectories(rows: Sequence[Trajectory]) -> Encoded:
     logprobs = Ragged("rollout_logprobs", [row.rollout_logprobs for row in rows], np.float32)
     _check_floats("rollout_logprobs", logprobs, tokens, rows)
     _check_ranges(tokens, rows)
+    _check_images(tokens, rows)
     built = {
+        **_image_columns(rows),
         "token_ids": tokens.to_arrow(schema.TOKENS),
         "rollout_logprobs": logprobs.to_arrow(schema.FLOATS),
         "label": [_to_json(row.label, "label", row) for row in rows],
@@ -92,12 +99,13 @@ def encode_rewards(rows: Sequence[RewardRow]) -> Encoded:
 def encode_experience(rows: Sequence[Experience]) -> Encoded:
     """One shard of experience; raises ``StorageError`` for a float column that is not ``[T]`` finite numbers."""
     tokens = Ragged("token_ids", [row.token_ids for row in rows], np.int32)
-    built: dict[str, Any] = {"token_ids": tokens.to_arrow(schema.TOKENS)}
+    built: dict[str, Any] = {"token_ids": tokens.to_arrow(schema.TOKENS), **_image_columns(rows)}
     for name in _float_columns(schema.EXPERIENCE):
         column = Ragged(name, [getattr(row, name) for row in rows], np.float32)
         _check_floats(name, column, tokens, rows)
         built[name] = column.to_arrow(schema.FLOATS)
     _check_ranges(tokens, rows)
+    _check_images(tokens, rows)
     return _encode(rows, built, schema.EXPERIENCE)
 
 
@@ -166,7 +174,7 @@ def _trajectories(batch: dict[str, Any]) -> Iterator[Trajectory]:
     columns["action_ranges"] = structs_of(batch["action_ranges"], ActionRange)
     columns["version_spans"] = structs_of(batch["version_spans"], VersionSpan)
     columns["step_rewards"] = structs_of(batch["step_rewards"], StepReward)
-    columns["images"] = structs_of(batch["images"], ImageRef)
+    columns["images"] = _images(batch)
     columns["label"] = _from_json(columns["label"])
     columns["messages"] = _from_json(columns["messages"])
     columns["sampling"] = list(map(_sampling, _from_json(columns["sampling"])))
@@ -185,7 +193,30 @@ def _reward_rows(batch: dict[str, Any]) -> Iterator[RewardRow]:
 def _experience(batch: dict[str, Any]) -> Iterator[Experience]:
     columns = _plain(batch)
     columns["action_ranges"] = structs_of(batch["action_ranges"], ActionRange)
+    columns["images"] = _images(batch)
     return _records(Experience, columns)
+
+
+def _image_columns(rows: Sequence[Trajectory] | Sequence[Experience]) -> dict[str, list[list[tuple[Any, ...]]]]:
+    """What an image is and where it is are two columns: the second came later, and no column is ever retyped."""
+    return {
+        "images": [[(image.sha256, image.uri) for image in row.images] for row in rows],
+        "image_ranges": [[(image.start, image.end) for image in row.images] for row in rows],
+    }
+
+
+def _images(batch: dict[str, Any]) -> list[tuple[ImageRef, ...]]:
+    shown = structs_of(batch["images"], _StoredImage)
+    places = structs_of(batch["image_ranges"], ActionRange)
+    return [_images_of_row(*row) for row in zip(shown, places, strict=True)]
+
+
+def _images_of_row(shown: tuple[_StoredImage, ...], places: tuple[ActionRange, ...]) -> tuple[ImageRef, ...]:
+    if shown and not places:  # written before places were: no run could show an image then
+        places = (ActionRange(0, 0),) * len(shown)
+    if len(shown) != len(places):
+        raise CorruptShardError(f"a row has {len(shown)} images and {len(places)} places of images")
+    return tuple(ImageRef(*image, *place) for image, place in zip(shown, places, strict=True))
 
 
 def _plain(batch: dict[str, Any], skip: frozenset[str] = frozenset()) -> dict[str, list[Any]]:
@@ -232,6 +263,18 @@ def _check_ranges(tokens: Ragged, rows: Sequence[Any]) -> None:
         for start, end in row.action_ranges:
             if not 0 <= start <= end <= length:
                 raise StorageError(f"{_row_name(row)}: action range [{start}, {end}) leaves its {length} tokens")
+
+
+def _check_images(tokens: Ragged, rows: Sequence[Any]) -> None:
+    for row, length in zip(rows, tokens.lengths.tolist(), strict=True):
+        done = 0
+        for image in row.images:
+            if not done <= image.start < image.end <= length:
+                raise StorageError(
+                    f"{_row_name(row)}: image {image.uri} is said to be at [{image.start}, {image.end}) of {length} tokens: it "
+                    "has none there, or lies before or within the image in front of it"
+                )
+            done = image.end
 
 
 def _float_columns(table: pa.Schema) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 TABLE_KEY = b"rlhf.table"
 VERSION_KEY = b"rlhf.schema_version"
 
@@ -28,7 +28,10 @@ class Added:
     default: Any  # what rows of older versions hold: a plain value that Arrow converts to the column's type
 
 
-ADDED: dict[str, dict[str, Added]] = {}  # table -> column -> since when
+ADDED: dict[str, dict[str, Added]] = {  # table -> column -> since when
+    "trajectory": {"image_ranges": Added(2, []), "transcript": Added(2, "")},
+    "experience": {"images": Added(2, []), "image_ranges": Added(2, [])},
+}
 
 
 def _column(name: str, kind: pa.DataType, *, null: bool = False) -> pa.Field:
@@ -86,6 +89,8 @@ TRAJECTORY = _schema(
         _column("metrics", METRICS),
         _column("started_at", pa.float64()),  # unix seconds
         _column("seconds", pa.float64()),
+        _column("image_ranges", _list(RANGE)),  # one per image: its placeholder tokens
+        _column("transcript", pa.string()),  # "" where there is one turn
     ],
 )
 
@@ -121,5 +126,7 @@ EXPERIENCE = _schema(
         _column("shaped_reward", pa.float64()),
         _column("temperature", pa.float64()),
         _column("constrained", pa.bool_()),
+        _column("images", _list(IMAGE)),  # one per image
+        _column("image_ranges", _list(RANGE)),  # one per image
     ],
 )

@@ -157,18 +157,33 @@ def test_rescored_rewards_choose(run, tmp_path):
 
 
 def test_what_is_no_prompt_with_one_answer_is_left_out(tmp_path):
-    odd = {0: {"action_ranges": (ActionRange(4, 5), ActionRange(6, 7))}, 1: {"images": (ImageRef("ab", "x.png"),)}}
-    samples = [("12", 3.0), ("34", 2.0), ("56", 1.0)]
+    odd = {
+        0: {"action_ranges": (ActionRange(4, 5), ActionRange(6, 7))},
+        1: {"images": (ImageRef("ab", "x.png", 0, 1),)},
+        3: {"prompt": "The agent asked otherwise: "},
+    }
+    samples = [("12", 3.0), ("34", 2.0), ("56", 1.0), ("78", 4.0)]
     run = save_run(tmp_path / "runs", [[("g0", samples)]], change=lambda i, g, s: odd.get(s, {})).url
 
-    written = write(run, "sft", tmp_path / "all.jsonl", best=3)
+    written = write(run, "sft", tmp_path / "all.jsonl", best=4)
 
     assert [row["output"] for row in lines(tmp_path / "all.jsonl")] == ["56"]
-    assert written["left_out"] == {"of several turns": 1, "with images": 1}
+    assert written["left_out"] == {"of several turns": 1, "with images": 1, "whose prompt the agent wrote itself": 1}
+
+
+def test_an_episode_of_several_segments_does_not_win_the_place_of_an_answer_that_can_be_written(tmp_path):
+    samples = [("12", 3.0), ("34", 2.0)]
+    segment = {0: {"segment_index": 1}}
+    run = save_run(tmp_path / "runs", [[("g0", samples)]], change=lambda i, g, s: segment.get(s, {})).url
+
+    written = write(run, "sft", tmp_path / "best.jsonl")
+
+    assert [line["output"] for line in lines(tmp_path / "best.jsonl")] == ["34"]
+    assert written["left_out"] == {"of several turns": 1}
 
 
 def test_an_answer_whose_pair_lost_the_other_one_is_counted(tmp_path):
-    odd = {0: {"images": (ImageRef("ab", "x.png"),)}}
+    odd = {0: {"images": (ImageRef("ab", "x.png", 0, 1),)}}
     groups = [("g0", [("12", 3.0), ("34", 2.0)]), ("g1", [("56", 1.0), ("78", 0.0)])]
     run = save_run(tmp_path / "runs", [groups], change=lambda i, g, s: odd.get(s, {}) if g == "g0" else {}).url
 

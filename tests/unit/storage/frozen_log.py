@@ -5,6 +5,7 @@ is there already is never written again.
 """
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from rlhf_core.records import (
     Stage,
     StepReward,
     StopReason,
+    Trajectory,
     VersionSpan,
 )
 from rlhf_core.storage import RewardRow, RunStore, documents
@@ -43,9 +45,10 @@ TRAJECTORIES = [
         reward=0.1,
         score=1.0,
         reward_status=RewardStatus.OK,
-        images=(ImageRef("ab" * 32, "images/ab.png"),),
+        images=(ImageRef("ab" * 32, "images/ab.png", 1, 3),),
         sampling=SamplingParams(8, 0.7, 0.9, 50, 1, ("\n", "</s>"), True, None),
         metrics={"turns": 2.0},
+        transcript=" 2<|end|>\nwrong\n 3",
         started_at=1764438000.125,
         seconds=1.5,
     ),
@@ -69,8 +72,23 @@ REWARDS = [
 ]
 EXPERIENCE = [
     experience(),
-    experience("g1", 1, ref_logprobs=np.full(4, -0.25, np.float32), values=np.ones(4, np.float32), constrained=True),
+    experience(
+        "g1",
+        1,
+        ref_logprobs=np.full(4, -0.25, np.float32),
+        values=np.ones(4, np.float32),
+        constrained=True,
+        images=(ImageRef("ab" * 32, "images/ab.png", 0, 2),),
+    ),
 ]
+
+
+def without_images_in_place(row):
+    """What version 1 of the shards kept of a row: which images its trajectory shows, not where."""
+    kept = (ImageRef(*image[:2], 0, 0) for image in row.images)
+    if not isinstance(row, Trajectory):
+        return replace(row, images=())
+    return replace(row, images=tuple(kept), transcript="")
 
 
 def folder() -> Path:

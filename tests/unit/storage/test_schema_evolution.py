@@ -40,6 +40,8 @@ def test_the_shards_of_every_version_load(log):
 
     for stage, (rows_of, expected) in read.items():
         rows = rows_of(store.stage(frozen_log.ITERATION, stage)[0].parts)
+        if log.name.startswith("log-shards1-") and stage is not Stage.REWARD:
+            expected = map(frozen_log.without_images_in_place, expected)
         for row, written in zip(rows, expected, strict=True):
             assert_same(row, written)
 

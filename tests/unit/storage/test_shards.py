@@ -35,7 +35,7 @@ EVERYTHING = trajectory(
     reward=0.1,
     score=1.0,
     reward_status=RewardStatus.OK,
-    images=(ImageRef("ab" * 32, "images/ab.png"),),
+    images=(ImageRef("ab" * 32, "images/ab.png", 0, 1),),
     sampling=SamplingParams(8, 0.7, 0.9, 50, 1, ("\n", "</s>"), True, None),
     metrics={"turns": 2.0, "länge": 1 / 3},
     started_at=1764438000.123456,
@@ -192,9 +192,12 @@ def test_another_table_is_refused():
 
 def test_a_newer_schema_is_refused_with_the_remedy(monkeypatch):
     data = shards.encode_rewards([reward_row()]).data
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 0)
+    version = schema.SCHEMA_VERSION
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", version - 1)
 
-    with pytest.raises(StorageError, match="schema version 1; this software reads up to 0: upgrade it"):
+    with pytest.raises(
+        StorageError, match=f"schema version {version}; this software reads up to {version - 1}: upgrade it"
+    ):
         shards.decode_rewards(data)
 
 
@@ -211,7 +214,7 @@ def test_any_arrow_reader_reads_a_shard():
 
     assert table["token_ids"].to_pylist() == [[11, 12, 13, 40, 2]]
     assert json.loads(table["label"][0].as_py())["answer"][0] == "ä"
-    assert table.schema.metadata[b"rlhf.schema_version"] == b"1"
+    assert table.schema.metadata[b"rlhf.schema_version"] == str(schema.SCHEMA_VERSION).encode()
 
 
 def test_a_label_that_is_more_than_one_value_is_corrupt():
@@ -239,14 +242,33 @@ def test_rows_that_compression_makes_larger_fit_and_are_hashed_whole(rows, lengt
             [random.bytes(3).hex()] * rows if field.type == pa.string() else random.integers(0, 2, rows)
         ).cast(field.type)
         for field in schema.EXPERIENCE
-        if field.name != "action_ranges"
+        if field.name not in ("action_ranges", "images", "image_ranges")
     }
-    columns["action_ranges"] = pa.array(
-        [[{"start": 0, "end": 1}]] * rows, schema.EXPERIENCE.field("action_ranges").type
-    )
+    one = {"sha256": random.bytes(32).hex(), "uri": f"images/{random.bytes(32).hex()}.png", "start": 0, "end": 1}
+    for name in ("action_ranges", "images", "image_ranges"):
+        kind = schema.EXPERIENCE.field(name).type
+        columns[name] = pa.array([[{field.name: one[field.name] for field in kind.value_type}]] * rows, kind)
     table = pa.table(columns).select(schema.EXPERIENCE.names).cast(schema.EXPERIENCE)
 
     shard = encode_table(table)
 
     assert shard.sha256 == hashlib.sha256(shard.data).hexdigest()
     assert decode_table(shard.data, schema.EXPERIENCE).num_rows == rows
+
+
+@pytest.mark.agents
+def test_experience_keeps_its_images_and_where_they_are():
+    images = (ImageRef("ab" * 32, "images/ab.png", 0, 1), ImageRef("cd" * 32, "images/cd.png", 1, 3))
+
+    data = shards.encode_experience([experience(), experience("g1", images=images)]).data
+
+    assert [row.images for row in shards.decode_experience(data)] == [(), images]
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("places", [[(2, 2)], [(3, 6)], [(-1, 2)], [(0, 3), (2, 4)], [(2, 3), (0, 1)]])
+def test_an_image_without_tokens_of_its_own_is_not_stored(places):
+    row = trajectory("g7", images=tuple(ImageRef("ab", "images/ab.png", *place) for place in places))
+
+    with pytest.raises(StorageError, match=r"group g7 sample 0 segment 0: image images/ab.png is said to be at"):
+        shards.encode_trajectories([row])
