@@ -12,6 +12,8 @@ A group is the *episodes* of one prompt. An episode of two segments is two rows 
     sample   0   0   1   2
     reward   1   1   0  .5      ─▶ the group is [1, 0, .5]; rows 0 and 1 both get what sample 0 gets
 
+Returns and GAE run through the whole episode (``segments``): its segments, in the order of the rows, are laid end to end.
+
 Everything is computed in float64, so that the order of rows and the amount of padding do not show.
 """
 
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhf_core.algorithms.returns import discounted_returns, generalised_advantages, place_rewards
+from rlhf_core.algorithms.segments import Joined
 from rlhf_core.errors import ConfigError, TrainingError
 
 if TYPE_CHECKING:
@@ -41,12 +44,16 @@ class AdvantageInput:
 
     rewards_B: Tensor  # after clip and penalties; the same for all segments of an episode
     group_keys: Sequence[Hashable]  # [B] the samples of one prompt share it
-    sample_keys: Sequence[Hashable]  # [B] the segments of one episode share it
+    sample_keys: Sequence[Hashable]  # [B] the segments of one episode share it, and come in their order
     mask_BT: Tensor  # bool, True where the policy spoke
-    step_rewards: Sequence[Sequence[tuple[int, float]]] | None = None  # [B] (token, reward); their sum is in rewards_B
+    step_rewards: Sequence[Sequence[tuple[int, float]]] | None = (
+        None  # [B] (token, reward); an episode's sum is in rewards_B
+    )
     kl_BT: Tensor | None = None  # per-token estimate, where KL is a reward penalty
     values_BT: Tensor | None = None  # the critic's, index t: before token t is spoken
-    bootstrap_B: Tensor | None = None  # value after the last action token; 0 for finished answers
+    bootstrap_B: Tensor | None = (
+        None  # value after the last action token; 0 for finished answers. The last segment's counts
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,21 +95,64 @@ def compute_advantages(
     mask_BT = batch.mask_BT
     shaped_B, mean_B, std_B = shape_groups(batch.rewards_B, batch.group_keys, batch.sample_keys, estimator)
     steps = batch.step_rewards if estimator.keeps_step_rewards else None
-    rewards_BT = place_rewards(shaped_B, mask_BT, steps)
-    if batch.kl_BT is not None:
-        rewards_BT.sub_(batch.kl_BT, alpha=kl_coef)  # what this puts outside the mask is not looked at
-
-    if estimator.needs_critic:
-        assert batch.values_BT is not None  # _check
-        advantages_BT = generalised_advantages(
-            rewards_BT, batch.values_BT, mask_BT, gamma, lambd, bootstrap_B=batch.bootstrap_B
-        )
-        returns_BT = torch.where(mask_BT, advantages_BT + batch.values_BT, 0.0)
+    episodes, joined = _joined(batch)
+    if joined is None:
+        advantages_BT, returns_BT = _credit(episodes, shaped_B, steps, estimator, gamma, lambd, kl_coef)
     else:
-        advantages_BT = returns_BT = discounted_returns(rewards_BT, mask_BT, gamma)
+        steps_E = None if steps is None else joined.steps(steps)
+        credited = _credit(episodes, joined.last(shaped_B), steps_E, estimator, gamma, lambd, kl_coef)
+        advantages_BT, returns_BT = (joined.split(values_EL) for values_EL in credited)
     if estimator.whiten:
         advantages_BT = whiten(advantages_BT, mask_BT, centre_only=no_std_norm)
     return Advantages(advantages_BT.float(), returns_BT.float(), shaped_B, mean_B, std_B)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Episodes:
+    """What returns are made from: a row is an episode."""
+
+    mask_EL: Tensor
+    kl_EL: Tensor | None
+    values_EL: Tensor | None
+    bootstrap_E: Tensor | None
+
+
+def _joined(batch: AdvantageInput) -> tuple[_Episodes, Joined | None]:
+    """The batch as episodes, and how they were joined; None where each row is one, so that nothing has to be copied."""
+    keys = list(zip(batch.group_keys, batch.sample_keys, strict=True))
+    if len(set(keys)) == len(keys):
+        return _Episodes(batch.mask_BT, batch.kl_BT, batch.values_BT, batch.bootstrap_B), None
+    joined = Joined.of(batch.mask_BT, keys)
+    return _Episodes(
+        mask_EL=joined.mask_EL,
+        kl_EL=None if batch.kl_BT is None else joined.join(batch.kl_BT),
+        values_EL=None if batch.values_BT is None else joined.join(batch.values_BT),
+        bootstrap_E=None if batch.bootstrap_B is None else joined.last(batch.bootstrap_B),
+    ), joined
+
+
+def _credit(
+    episodes: _Episodes,
+    shaped_E: Tensor,
+    steps: Sequence[Sequence[tuple[int, float]]] | None,
+    estimator: Estimator,
+    gamma: float,
+    lambd: float,
+    kl_coef: float,
+) -> tuple[Tensor, Tensor]:
+    """Advantages before whitening, and returns, ``[E, L]`` float64."""
+    mask_EL, values_EL = episodes.mask_EL, episodes.values_EL
+    rewards_EL = place_rewards(shaped_E, mask_EL, steps)
+    if episodes.kl_EL is not None:
+        rewards_EL.sub_(episodes.kl_EL, alpha=kl_coef)  # what this puts outside the mask is not looked at
+    if not estimator.needs_critic:
+        returns_EL = discounted_returns(rewards_EL, mask_EL, gamma)
+        return returns_EL, returns_EL
+    assert values_EL is not None  # _check
+    advantages_EL = generalised_advantages(
+        rewards_EL, values_EL, mask_EL, gamma, lambd, bootstrap_B=episodes.bootstrap_E
+    )
+    return advantages_EL, torch.where(mask_EL, advantages_EL + values_EL, 0.0)
 
 
 def shape_groups(

@@ -28,31 +28,37 @@ def aggregate(
     num_sequences: int,
     length: int | None = None,
     row_weight_B: Tensor | None = None,
+    episode_tokens_B: Tensor | None = None,
 ) -> Tensor:
     """A scalar that keeps its graph even without action tokens, so that every rank can take part in a backward.
 
     Args:
         loss_BT: token losses; whatever stands outside the mask, NaN too, does not count.
         mask_BT: bool, action tokens.
-        mode: ``token``: ``sum / num_tokens``; ``sample``: sum of row means ``/ num_sequences``; ``constant_length``:
-            ``sum / (num_sequences * length)``.
+        mode: ``token``: ``sum / num_tokens``; ``sample``: sum of the episodes' means ``/ num_sequences``;
+            ``constant_length``: ``sum / (num_sequences * length)``.
         num_tokens: action tokens of the optimizer step (see ``count_targets``).
-        num_sequences: rows with action tokens of the optimizer step.
+        num_sequences: episodes with action tokens of the optimizer step; rows, where each row is one.
         length: tokens, for ``constant_length``.
         row_weight_B: factor on each row's share; default 1.
+        episode_tokens_B: action tokens of the episode that the row is a segment of, for ``sample``: so many segments add up
+            to one mean over the episode. Default: each row is an episode.
 
     Raises:
         ConfigError: an unknown mode, or ``constant_length`` without a length.
     """
     kept_BT = torch.where(mask_BT, loss_BT, 0.0)
-    rows_B = masked_mean(kept_BT, mask_BT) if mode == "sample" else kept_BT.sum(dim=1)
+    rows_B = kept_BT.sum(dim=1)
+    if mode == "sample":
+        counts_B = mask_BT.sum(dim=1) if episode_tokens_B is None else episode_tokens_B
+        rows_B = rows_B / counts_B.clamp(min=1)
     if row_weight_B is not None:
         rows_B = rows_B * row_weight_B
     return rows_B.sum() / max(_denominator(mode, num_tokens, num_sequences, length), 1)
 
 
 def count_targets(mask_BT: Tensor) -> tuple[int, int]:
-    """(action tokens, rows that have any): add them up over the optimizer step and over the ranks."""
+    """(action tokens, rows that have any): add them up over the step and the ranks. For rows that are episodes."""
     return int(mask_BT.sum()), int(mask_BT.any(dim=1).sum())
 
 

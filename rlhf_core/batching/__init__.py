@@ -2,6 +2,8 @@
 
 from rlhf_core.batching.collate import (
     ExperienceBatch,
+    ImageInputs,
+    ImageRow,
     PairRow,
     TokenBatch,
     TokenRow,
@@ -21,6 +23,8 @@ from rlhf_core.batching.plan import (
 
 __all__ = [
     "ExperienceBatch",
+    "ImageInputs",
+    "ImageRow",
     "MicroBatch",
     "OptimizerStep",
     "PairRow",

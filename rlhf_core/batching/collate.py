@@ -13,7 +13,7 @@ without one the fast causal kernels run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -23,12 +23,12 @@ from rlhf_core.errors import TrainingError
 from rlhf_core.records.trajectory import action_mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from rlhf_core.records.experience import Experience
-    from rlhf_core.records.trajectory import ActionRange
+    from rlhf_core.records.trajectory import ActionRange, ImageRef
 
 
 class TokenRow(Protocol):
@@ -50,6 +50,15 @@ class TokenRow(Protocol):
         ...
 
 
+class ImageRow(TokenRow, Protocol):
+    """A row that may show images."""
+
+    @property
+    def images(self) -> tuple[ImageRef, ...]:
+        """In the order of their tokens."""
+        ...
+
+
 class PairRow(Protocol):
     """Two answers to one prompt."""
 
@@ -65,12 +74,38 @@ class PairRow(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageInputs:
+    """What a vision-language model takes besides the tokens of a micro-batch."""
+
+    tensors: Mapping[str, torch.Tensor]  # pixel values and the like, as the model's forward names them
+    blank_T: torch.Tensor | None = (
+        None  # int64, token ids of a blank image: a row after the others that nobody asks about
+    )
+
+    def to(self, device: torch.device) -> ImageInputs:
+        """The same on ``device``."""
+        tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        return ImageInputs(tensors, None if self.blank_T is None else self.blank_T.to(device))
+
+    def add_blank_row(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
+        """The ids that the model gets: ``[B, T]``, or ``[B + 1, max(T, blank)]``."""
+        if self.blank_T is None:
+            return input_ids_BT
+        B, T = input_ids_BT.shape
+        padded = input_ids_BT.new_zeros((B + 1, max(T, len(self.blank_T))))
+        padded[:B, :T] = input_ids_BT
+        padded[B, : len(self.blank_T)] = self.blank_T
+        return padded
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBatch:
     """One micro-batch of a forward pass."""
 
     input_ids_BT: torch.Tensor  # int64, 0 where padded
     action_mask_BT: torch.Tensor  # bool, True where the policy spoke
     temperature_B: torch.Tensor  # float32
+    images: ImageInputs | None = None  # None: the model gets tokens only
 
     def to(self, device: torch.device) -> TokenBatch:
         """The batch on ``device``."""
@@ -78,7 +113,12 @@ class TokenBatch:
             self.input_ids_BT.to(device),
             self.action_mask_BT.to(device),
             self.temperature_B.to(device),
+            None if self.images is None else self.images.to(device),
         )
+
+    def with_images(self, images: ImageInputs) -> TokenBatch:
+        """The same rows with what they show."""
+        return replace(self, images=images)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +147,10 @@ class ExperienceBatch:
             self.returns_BT.to(device),
             self.constrained_B.to(device),
         )
+
+    def with_images(self, images: ImageInputs) -> ExperienceBatch:
+        """The same rows with what they show."""
+        return replace(self, tokens=self.tokens.with_images(images))
 
 
 def collate_tokens(rows: Sequence[TokenRow]) -> TokenBatch:

@@ -2,8 +2,8 @@
 
 ::
 
-    rows ──shuffle──▶ optimizer steps ──balance by tokens──▶ ranks ──sort by length, cut──▶ micro-batches
-          (seeded per epoch)                                                                (equally many on every rank)
+    episodes ──shuffle──▶ optimizer steps ──balance by tokens──▶ ranks ──sort by length, cut──▶ micro-batches
+              (seeded per epoch)   └ all rows of its episodes                              (equally many on every rank)
 
 ``plan_update`` does all of it; ``plan_step`` and ``plan_pairs`` plan one step whose rows the caller has drawn.
 
@@ -15,7 +15,7 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ import numpy as np
 from rlhf_core.errors import TrainingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,14 @@ class OptimizerStep:
     epoch: int
     micro_batches: RankPlans
     num_tokens: int  # action tokens of the step over all ranks
-    num_sequences: int  # rows (pairs of ``plan_pairs``) of the step over all ranks
+    num_sequences: int  # episodes (rows of ``plan_step``, pairs of ``plan_pairs``) of the step over all ranks
+    # row -> action tokens of its whole episode, for rows that are segments: a mean over an episode needs all of its tokens
+    episode_tokens: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the step over all ranks."""
+        return sum(len(batch.rows) for of_rank in self.micro_batches for batch in of_rank if not batch.filler)
 
 
 def plan_forward(
@@ -148,22 +155,24 @@ def plan_update(
     iteration: int,
     micro_batch_size: int,
     token_budget: int | None = None,
+    episodes: Sequence[Hashable] | None = None,
 ) -> list[OptimizerStep]:
     """The optimizer steps of one iteration; rows without action tokens are in none of them.
 
-    A short batch (failed samples) is spread evenly over ``ceil(rows / samples_per_step)`` steps, so that no step is
-    much noisier than the others.
+    A step is made of episodes: the segments of one are in the same step, and count as one sample. A short batch (failed
+    samples) is spread evenly over ``ceil(episodes / samples_per_step)`` steps, so that no step is much noisier than the others.
 
     Args:
         lengths: tokens of each row.
         num_actions: action tokens of each row.
         world_size: ranks to spread each step over.
-        samples_per_step: rows of a full step, over all ranks.
+        samples_per_step: episodes of a full step, over all ranks.
         max_epochs: how often every row is trained on.
         seed: with ``iteration`` and the epoch, the seed of the order of rows.
         iteration: see ``seed``.
         micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
         token_budget: tokens per micro-batch, padding counted.
+        episodes: of each row, what the segments of its episode share; default: each row is an episode.
 
     Raises:
         TrainingError: a row is longer than ``token_budget``.
@@ -171,13 +180,18 @@ def plan_update(
     trainable = np.flatnonzero(np.asarray(num_actions))
     if not len(trainable):
         return []
-    num_steps = -(-len(trainable) // samples_per_step)
+    segments: dict[Hashable, list[int]] = {}
+    for row in trainable.tolist():
+        segments.setdefault(row if episodes is None else episodes[row], []).append(row)
+    of_episode = list(segments.values())
+    num_steps = -(-len(of_episode) // samples_per_step)
     steps = []
     for epoch in range(max_epochs):
-        order = np.random.default_rng([seed, iteration, epoch]).permutation(trainable)
+        order = np.random.default_rng([seed, iteration, epoch]).permutation(len(of_episode))
         for part in np.array_split(order, num_steps):
+            drawn = [of_episode[number] for number in part]
             step = plan_step(
-                [int(row) for row in part],
+                [row for rows in drawn for row in rows],
                 lengths,
                 num_actions,
                 world_size=world_size,
@@ -185,8 +199,17 @@ def plan_update(
                 token_budget=token_budget,
                 epoch=epoch,
             )
-            steps.append(step)
+            steps.append(
+                replace(step, num_sequences=len(drawn), episode_tokens=_tokens_of_segments(drawn, num_actions))
+            )
     return steps
+
+
+def _tokens_of_segments(episodes: Sequence[Sequence[int]], num_actions: Sequence[int]) -> dict[int, int]:
+    """See ``OptimizerStep.episode_tokens``."""
+    return {
+        row: sum(int(num_actions[segment]) for segment in rows) for rows in episodes if len(rows) > 1 for row in rows
+    }
 
 
 def _plan_rows(

@@ -1,5 +1,6 @@
 """The nouns that travel between the stages. Pure data: numpy at most."""
 
+from rlhf_core.records.episodes import EpisodeRows, episodes_of
 from rlhf_core.records.experience import Experience
 from rlhf_core.records.generation import Generate, GenerateRequest, Generation, SamplingParams
 from rlhf_core.records.prompt import Prompt, PromptCursor
@@ -22,6 +23,7 @@ __all__ = [
     "AgentServer",
     "CallRecord",
     "Draw",
+    "EpisodeRows",
     "Experience",
     "Generate",
     "GenerateRequest",
@@ -48,4 +50,5 @@ __all__ = [
     "Trajectory",
     "VersionSpan",
     "action_mask",
+    "episodes_of",
 ]

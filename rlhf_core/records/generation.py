@@ -37,6 +37,7 @@ class GenerateRequest:
     sampling: SamplingParams
     affinity: str  # requests with one key share a prefix, and go to one engine while its load allows
     images: tuple[ImageRef, ...] = ()
+    continues: bool = False  # a later turn of a conversation: most of its prompt is in the cache of its engine
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ class SessionRequest:
     max_tokens: int  # sampled by all calls together
     max_len: int  # prompt plus answer of one call, tokens
     max_calls: int
+    affinity: str = ""  # sessions with one key share a prefix, and go to one engine while its load allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Session:
 
     session_id: str
     base_url: str  # ends in /v1
-    api_key: str  # names the session and proves that the caller may use it
+    api_key: str = field(repr=False)  # names the session and proves that the caller may use it: no word for logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +49,12 @@ class CallRecord:
     version_spans: tuple[VersionSpan, ...]  # over the T tokens
     stop_reason: StopReason
     text: str  # what was sampled, for people
-    constrained: bool = False  # by a grammar, a forced tool or penalties: the log-probs are not the policy's own
+    constrained: bool = False  # by a grammar, a forced tool or a bias: the log-probs are not the policy's own
     continued: bool = False  # the prompt holds what the session already held, token by token
     images: tuple[ImageRef, ...] = ()  # of the prompt; positions are into ``prompt_token_ids``
     started_at: float = 0.0  # unix seconds
     seconds: float = 0.0
+    error: str | None = None  # the reason, where stop_reason is ERROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class SessionRecord:
     score: float | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     refused_calls: int = 0  # over the limits, or malformed: answered with an error
+    # That the newest call hit, if it was refused for it: LENGTH, CONTEXT_FULL or MAX_TURNS (calls).
+    limit: StopReason | None = None
 
 
 class AgentServer(Protocol):
@@ -72,6 +76,14 @@ class AgentServer(Protocol):
 
     async def open_session(self, request: SessionRequest) -> Session:
         """Make calls possible.
+
+        Raises:
+            WorkerError: the engine behind the server is gone.
+        """
+        ...
+
+    async def reward_posted(self, session_id: str, seconds: float) -> bool:
+        """Wait until the session was given its reward with ``done``, at most so many seconds; whether it was.
 
         Raises:
             WorkerError: the engine behind the server is gone.

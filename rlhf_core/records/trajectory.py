@@ -31,7 +31,12 @@ if TYPE_CHECKING:
 
 
 class StopReason(StrEnum):
-    """Why a trajectory ended."""
+    """Why a trajectory ended.
+
+    An episode of several turns ends with DONE, MAX_TURNS, LENGTH, CONTEXT_FULL or ERROR: EOS and STOP end a turn, and then the
+    environment has its say. LENGTH and CONTEXT_FULL are then about all turns together, and come before DONE where the last
+    action was cut off.
+    """
 
     EOS = "eos"  # the policy said an end-of-sequence token; it belongs to the action and is trained
     STOP = "stop"  # a stop string or stop token matched; what was sampled up to it, the match included, is trained
@@ -99,13 +104,14 @@ class Trajectory:
     sampling: SamplingParams
     round: int = 0
     segment_index: int = 0
-    messages: Any = None  # the chat messages that were rendered; None where the prompt was plain text
+    messages: Any = None  # the chat messages before the last answer; None where the prompt was plain text
     step_rewards: tuple[StepReward, ...] = ()
     reward: float | None = None  # given by the executor; None until the reward stage
     score: float | None = None
     reward_status: RewardStatus = RewardStatus.PENDING
     error: str | None = None  # the reason, where stop_reason is ERROR
-    answer: str = ""  # what the policy said, decoded once for people and reward functions
+    answer: str = ""  # what the policy said, in its last turn, decoded once for people and reward functions
+    transcript: str = ""  # where there are several turns: the text from the first action to the last, specials included
     images: tuple[ImageRef, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0  # unix seconds
