@@ -52,6 +52,11 @@ class Tokenizer(Protocol):
 class ImageIntake(Protocol):
     """Takes the images of environment feedback in."""
 
+    @property
+    def placeholder(self) -> str:
+        """What the model's chat template writes where an image goes."""
+        ...
+
     async def tokenise(self, text: str, images: Sequence[bytes]) -> tuple[list[int], tuple[ImageRef, ...]]:
         """Token ids of a text with one placeholder an image, and the images, by then stored for good.
 
@@ -60,7 +65,8 @@ class ImageIntake(Protocol):
             images: files in any format that Pillow reads.
 
         Returns:
-            The expanded ids, and where each image is in them (positions start at 0 with the first of these ids).
+            The expanded ids, and where each image is in them (positions start at 0 with the first of these ids). Without
+            images a placeholder is text like other.
 
         Raises:
             DataError: an image cannot be read, or placeholders and images differ in number.
@@ -90,8 +96,11 @@ class Episode:
     generate: Generate
     tokenizer: Tokenizer
     round: int = 0
+    environment_seed: int = 0  # the same for all samples of a prompt: they are compared on one task
+    end_ids: frozenset[int] = frozenset()  # every token id that ends a turn of the policy's
     limits: TurnLimits | None = None  # None: the one turn of a single-turn executor
     chat_template: str | None = None  # that replaces the tokenizer's own
+    tools: tuple[Any, ...] = ()  # schemas of the agent's tools, for the chat template
     images: ImageIntake | None = None  # None: the model reads text only
     server: AgentServer | None = None  # None: no OpenAI-compatible server runs
 

@@ -14,6 +14,9 @@ class AgentExecutorBase(ABC):
     """Turns an episode into trajectories, token in, token out.
 
     One executor serves many episodes at a time on one event loop: it keeps no state between them.
+
+    A subclass in a user's file is in OpenRLHF's style: its ``__init__`` hands an ``AgentInstance`` class up, and its
+    ``execute``, if there is one, has other parameters. It is never given an episode: ``openrlhf.process`` makes it work.
     """
 
     @abstractmethod
@@ -25,4 +28,5 @@ class AgentExecutorBase(ABC):
 
         Raises:
             GenerationError: an engine failed the request; the sample is recorded as failed.
+            AgentError: the user's agent or environment failed; the sample is recorded as failed.
         """

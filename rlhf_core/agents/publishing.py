@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from rlhf_core.records import episodes_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -32,7 +34,7 @@ class GroupPublisher:
         One with a failed sample gets a shard of its own: a later attempt may sample it again without the others.
         """
         for rows in groups:
-            if any(row.failed for row in rows):
+            if any(episode.failed for episode in episodes_of(rows)):
                 self.parts.append(await asyncio.to_thread(self._publish, list(rows)))
                 continue
             if not self._groups:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from rlhf_core.agents.episode import run_group
 from rlhf_core.agents.publishing import MAX_WAIT_SECONDS
 from rlhf_core.errors import RunFailedError
+from rlhf_core.records import episodes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rlhf_core.agents.episode import Episode
     from rlhf_core.agents.executor import AgentExecutorBase
@@ -25,27 +26,51 @@ if TYPE_CHECKING:
 
 
 class FailureWatch:
-    """Stops a rollout in which samples fail one after the other, with their reasons."""
+    """Stops a rollout in which samples fail one after the other, with their reasons.
+
+    In a row are those that were drawn one after the other, whichever finished first: what fails fails early, and where a
+    quarter of the environments crash at once the first to finish are all failures. A group that still plays ends a row.
+    """
 
     def __init__(self, max_consecutive: int, fail_fast: bool = False) -> None:
         self._limit = 1 if fail_fast else max_consecutive
-        self._in_a_row: list[str] = []
+        self._reasons: dict[int, list[str | None]] = {}  # number of a group -> of each sample; None: it did not fail
 
-    def saw(self, rows: Iterable[Trajectory]) -> None:
-        """Count the samples of a finished group.
+    def saw(self, rows: Iterable[Trajectory], number: int | None = None) -> None:
+        """Take note of the samples of a finished group; one of several segments is one.
+
+        Args:
+            rows: of the group.
+            number: its place in the order in which groups were drawn; default: behind those seen so far.
 
         Raises:
             RunFailedError: the limit is reached.
         """
-        for row in rows:
-            if not row.failed:
-                self._in_a_row.clear()
+        number = len(self._reasons) if number is None else number
+        self._reasons[number] = [
+            (episode.error or str(episode.stop_reason)) if episode.failed else None for episode in episodes_of(rows)
+        ]
+        first = number  # where a row that reaches into this group may begin
+        while (before := self._reasons.get(first - 1)) is not None:
+            first -= 1
+            if None in before:
+                break
+        in_a_row: list[str] = []
+        for reason in self._from(first):
+            if reason is None:
+                in_a_row.clear()
                 continue
-            self._in_a_row.append(row.error or str(row.stop_reason))
-            if len(self._in_a_row) >= self._limit:
-                reasons = Counter(self._in_a_row).most_common(3)
-                listed = "; ".join(f"{count} × {reason}" for reason, count in reasons)
-                raise RunFailedError(f"{len(self._in_a_row)} samples failed in a row: {listed}")
+            in_a_row.append(reason)
+            if len(in_a_row) >= self._limit:
+                reasons = Counter(in_a_row).most_common(3)
+                listed = "; ".join(f"{count} × {why}" for why, count in reasons)
+                raise RunFailedError(f"{len(in_a_row)} samples failed in a row: {listed}")
+
+    def _from(self, number: int) -> Iterator[str | None]:
+        """What is known of the samples from this group on, as far as no group is missing."""
+        while number in self._reasons:
+            yield from self._reasons[number]
+            number += 1
 
 
 async def play(
@@ -71,7 +96,7 @@ async def play(
             finished = [task for task in tasks if task in done]
             await publisher.add([task.result() for task in finished if task.exception() is None])
             for task in finished:
-                watch.saw(task.result())
+                watch.saw(task.result(), tasks.index(task))
             await publisher.flush_overdue()
     finally:
         for task in pending:

@@ -1,6 +1,8 @@
 """A batch of groups at once: each is published as it finishes, also where another fails."""
 
 import asyncio
+import contextlib
+import random
 
 import pytest
 from agent_script import AlwaysFails, Environment, Scripted, Shelf, answer, episode, groups
@@ -173,6 +175,48 @@ async def test_the_limit_over_groups(batches):
     with pytest.raises(RunFailedError, match="^3 samples failed in a row: 3 × GenerationError: no$"):
         for pattern in batches:
             watch.saw(await rows_of(pattern))
+
+
+@pytest.mark.parametrize(
+    ("finished", "stops"),
+    [
+        ({1: "x", 3: "x", 5: "x", 7: "x", 0: "."}, False),  # every second one crashed at once, the others still play
+        ({0: "xx", 2: "xx"}, False),
+        ({0: ".x", 2: "x.", 1: "xx"}, True),  # the one in the middle joins them
+        ({2: "x", 1: "x", 0: "x"}, True),
+        ({0: ".x", 1: "x", 2: "x."}, True),
+        ({5: "x", 4: ".", 3: "x", 6: "x"}, False),
+    ],
+)
+@pytest.mark.agents
+async def test_in_a_row_are_samples_that_were_drawn_one_after_the_other(finished, stops):
+    """Not those that finished so: what fails fails early."""
+    watch = FailureWatch(max_consecutive=3)
+
+    with pytest.raises(RunFailedError, match="samples failed in a row") if stops else contextlib.nullcontext():
+        for number, pattern in finished.items():
+            watch.saw(await rows_of(pattern), number)
+
+
+@pytest.mark.agents
+@pytest.mark.parametrize("samples", [1, 8])
+async def test_a_quarter_of_the_environments_crashes_at_once_and_the_batch_completes(samples):
+    crashes = random.Random(3)
+    broken = {(f"g{number}", i) for number in range(256 // samples) for i in range(samples) if crashes.random() < 0.25}
+
+    async def act(played):
+        if (played.group_id, played.sample_index) in broken:
+            raise ValueError("crashed")
+        await ticks()
+        return await EXECUTOR.execute(played)
+
+    drawn = [
+        [episode(Scripted(), sample=i, group_id=f"g{number}") for i in range(samples)]
+        for number in range(256 // samples)
+    ]
+    rows = await play(Environment(act), drawn, *publishing(Shelf(), limit=32))
+
+    assert sum(row.failed for row in rows) == len(broken) > 32
 
 
 async def test_fail_fast_stops_at_the_first():

@@ -38,7 +38,7 @@ async def test_the_row_says_where_it_comes_from():
 
 
 async def test_the_request_says_what_to_sample():
-    image = ImageRef("0" * 64, "images/0.png")
+    image = ImageRef("0" * 64, "images/0.png", 0, 1)
     generate = Scripted()
 
     await played(generate, prompt=Prompt("r", "s", "t", [1, 2], images=(image,)), group="g5", sample=2)

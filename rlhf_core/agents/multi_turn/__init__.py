@@ -1,0 +1,1 @@
+"""The loop of policy and environment, and how what an environment says becomes tokens behind the policy's."""
