@@ -2,7 +2,7 @@
 
 ::
 
-    generate_many ──admit──▶ AsyncLLM ──finished outputs──▶ Mailbox ──▶ chunks of (index, Generation | error)
+    generate_many ──render images──admit──▶ AsyncLLM ──finished outputs──▶ Mailbox ──▶ chunks of (index, Generation | error)
                      │                                                    everything finished since the last chunk
                      └─ an idle engine is paused while a batch is added, and its prefix cache emptied: all requests of
                         the batch meet in the same steps whatever the timing, so on CPU the same batch gives the same
@@ -21,10 +21,12 @@ import contextlib
 import gc
 import os
 from contextlib import aclosing
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, GenerationError, WorkerError
+from rlhf_core.generation.images import EngineImages
 from rlhf_core.generation.liveness import while_alive
 from rlhf_core.generation.results import to_generation
 from rlhf_core.generation.sampling import to_sampling_params, token_budget
@@ -34,8 +36,10 @@ from rlhf_core.records import GenerateRequest, Generation, SamplingParams
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
+    from rlhf_core.generation.images import ImageLoader
+    from rlhf_core.vision import VisionProcessor
     from rlhf_core.weights import WeightUpdate
 
 Outcome = Generation | GenerationError | DeadlineError
@@ -47,10 +51,17 @@ LAST_WORDS_SECONDS = 10.0  # how long an engine with damaged weights is given to
 
 
 class VllmEngine:
-    """``Generate`` and ``WeightReceiver`` on vLLM's ``AsyncLLM``."""
+    """``Generate`` and ``WeightReceiver`` on vLLM's ``AsyncLLM``.
 
-    def __init__(self, settings: EngineSettings) -> None:
+    Args:
+        settings: of the engine.
+        load_image: an image by its reference, verified; called in threads. Needed with ``settings.max_images``.
+    """
+
+    def __init__(self, settings: EngineSettings, load_image: ImageLoader | None = None) -> None:
         self.settings = settings
+        self._load_image = load_image
+        self._images: EngineImages | None = None  # None: text only
         self._llm: Any = None
         self._eos_ids: frozenset[int] = frozenset()
         self._tasks: Any = ()  # vLLM's name for what the model can do
@@ -65,12 +76,24 @@ class VllmEngine:
         """The policy version that speaks."""
         return self._version
 
+    @property
+    def image_processor(self) -> VisionProcessor | None:
+        """What reads the images; None if the engine reads text only."""
+        return None if self._images is None else self._images.processor
+
+    @property
+    def banned_ids(self) -> frozenset[int]:
+        """Tokens that are never sampled: placeholders of images. Whatever else asks vLLM must ban them too."""
+        return frozenset() if self._images is None else self._images.placeholder_ids
+
     async def start(self, version: int) -> None:
         """Load the model, whose weights are those of policy ``version``, and answer one request to warm up."""
         os.environ.update(engine_environment(self.settings))
         self._llm = _load(self.settings)
         self._tasks = await self._llm.get_supported_tasks()
         self._eos_ids = _end_of_sequence_ids(self._llm)
+        if self.settings.max_images:
+            self._images = await asyncio.to_thread(EngineImages.of, self.settings, self._load_image, self._llm)
         if self.settings.sync_backend == "shm":
             await self.init_weight_transfer({})
         await self._stamp(version)
@@ -105,6 +128,62 @@ class VllmEngine:
         async with aclosing(self._run(requests, fresh=True)) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    async def stream(
+        self, prompt: Any, params: Any, name: str, admitted: Callable[[], None], **options: Any
+    ) -> AsyncGenerator[Any]:
+        """vLLM's own outputs of one request, for the server in front of this engine. Closing the iterator aborts it.
+
+        Args:
+            prompt: what vLLM's renderer made.
+            params: vLLM's sampling parameters; with ``flat_logprobs``, log-probs come without the tokens' texts.
+            name: under which ``abort`` finds it; unique while it lives.
+            admitted: called right before the engine takes it, which a weight update may delay for long: raises if nobody
+                waits for it any more.
+            options: of vLLM's ``add_request``.
+
+        Raises:
+            DeadlineError: nothing came for ``settings.request_timeout``.
+            WorkerError: the engine is dead, holds damaged weights, or dropped the request.
+        """
+        async with self._gate:
+            await self.check_health()
+            admitted()
+            try:
+                queue = await self._llm.add_request(name, prompt, params, **options)
+            except BaseException:  # cut off half-way: what the engine has of it by then would be sampled for nobody
+                await self.abort(name)
+                raise
+        if params.flat_logprobs:
+            self._leave_tokens_unnamed(queue.request_id)
+        finished = False
+        try:
+            while not finished:
+                output = await self._next(queue, name)
+                finished = output.finished
+                yield output
+        finally:
+            if not finished and self._llm is not None and not self._llm.errored:
+                await self._llm.abort(queue.request_id, internal=True)
+
+    def check_request(self, prompt: Any, params: Any) -> None:
+        """Raise vLLM's own error (a ``ValueError``) for a request that the engine would not take."""
+        self._llm.input_processor.process_inputs("check", prompt, params, self._tasks)
+
+    async def abort(self, name: str) -> None:
+        """End a request of ``stream``; whoever iterates over it gets a last output that says so."""
+        if self._llm is not None and not self._llm.errored:
+            await self._llm.abort(name)
+
+    @property
+    def client(self) -> Any:
+        """vLLM's AsyncLLM, whose configuration, tokenizer and renderer the server shares."""
+        return self._llm
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Every id that ends an answer."""
+        return self._eos_ids
 
     async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
         """Meet the trainer once, before the first update (nccl, ipc)."""
@@ -163,9 +242,35 @@ class VllmEngine:
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
+    async def _next(self, queue: Any, name: str) -> Any:
+        limit = self.settings.request_timeout
+        late = DeadlineError(
+            f"request {name}: the engine said nothing for {limit:g} s; raise vllm.request_timeout if answers may take longer"
+        )
+        # In an empty context: the loop keeps a cancelled timer, and with it its context, until it would have been due.
+        timer = asyncio.get_running_loop().call_later(limit, queue.put, late, context=Context())
+        try:
+            return queue.get_nowait() or await queue.get()
+        except (WorkerError, DeadlineError):
+            raise
+        except Exception as error:
+            raise WorkerError(self._broken or f"the vLLM engine died while generating: {error}") from error
+        finally:
+            timer.cancel()
+
+    def _leave_tokens_unnamed(self, request_id: str) -> None:
+        """vLLM decodes each sampled token a second time, to name it in the log-probs: a third of its work for a token."""
+        states = self._llm.output_processor
+        parent = states.parent_requests.get(request_id)
+        for name in [request_id] if parent is None else list(parent.child_requests):
+            if (state := states.request_states.get(name)) is not None:
+                state.logprobs_processor.tokenizer = None
+
     async def _run(self, requests: Sequence[GenerateRequest], *, fresh: bool) -> AsyncGenerator[Chunk]:
         batch = _Batch(requests, rounds=self._rounds, version=self._version)
         try:
+            if self._images is not None:
+                await self._render(batch, self._images)
             await self._admit(batch, fresh=fresh)
             if batch.refused:
                 yield batch.refused
@@ -185,21 +290,42 @@ class VllmEngine:
             core = self._llm.engine_core
             exclusive = fresh and not self._llm.output_processor.has_unfinished_requests()
             if exclusive:
-                # True: empty the prefix cache
-                await while_alive(self._llm, core.pause_scheduler_async("keep", True))
+                # Empty the prefix cache, but for later turns: it holds what they go on from, and when they come depends
+                # on their environments in any case.
+                clear = not all(request.continues for request in batch.requests)
+                await while_alive(self._llm, core.pause_scheduler_async("keep", clear))
             try:
                 await self._add(batch)
             finally:
                 if exclusive:
                     await while_alive(self._llm, core.resume_scheduler_async())
 
+    async def _render(self, batch: _Batch, images: EngineImages) -> None:
+        """Pixel values of all requests, made before the engine is held up for them."""
+        made = await asyncio.gather(*map(images.engine_input, batch.requests), return_exceptions=True)
+        for index, (request, engine_input) in enumerate(zip(batch.requests, made, strict=True)):
+            if isinstance(engine_input, GenerationError):
+                batch.refused.append((index, engine_input))
+            elif isinstance(engine_input, _request_errors()):
+                refusal = GenerationError(
+                    f"request {request.request_id}: the engine refused its images: {engine_input}"
+                )
+                batch.refused.append((index, refusal))
+            elif isinstance(engine_input, BaseException):
+                raise engine_input
+            else:
+                batch.rendered[index] = engine_input
+
     async def _add(self, batch: _Batch) -> None:
         self._batches += 1
+        refused = {index for index, _ in batch.refused}
         for index, request in enumerate(batch.requests):
+            if index in refused:
+                continue
             try:
                 budget = token_budget(request, self.settings.max_model_len)
-                params = to_sampling_params(request, budget, self._eos_ids)
-                prompt = {"type": "token", "prompt_token_ids": request.prompt_token_ids}
+                params = to_sampling_params(request, budget, self._eos_ids, self.banned_ids)
+                prompt = batch.rendered.get(index) or _token_prompt(request)
                 name = f"{self._batches}-{index}"
                 core_request = self._llm.input_processor.process_inputs(name, prompt, params, self._tasks)
             except GenerationError as error:
@@ -277,6 +403,7 @@ class _Batch:
     mailbox: _Mailbox = field(default_factory=lambda: _Mailbox())
     pending: dict[str, _Pending] = field(default_factory=dict)  # by the name vLLM knows the request under
     refused: Chunk = field(default_factory=list)
+    rendered: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position, where the model reads images
 
 
 class _Mailbox:
@@ -312,6 +439,20 @@ def _load(settings: EngineSettings) -> Any:
         arguments["worker_extension_cls"] = WORKER_EXTENSION
     transfer = WeightTransferConfig(backend=settings.sync_backend)
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, weight_transfer_config=transfer))
+
+
+def _token_prompt(request: GenerateRequest) -> dict[str, Any]:
+    """A request of a model that reads text only.
+
+    Raises:
+        GenerationError: it shows images.
+    """
+    if request.images:
+        raise GenerationError(
+            f"request {request.request_id} shows {len(request.images)} images, and this engine reads text only: set "
+            "data.max_images_per_prompt"
+        )
+    return {"type": "token", "prompt_token_ids": request.prompt_token_ids}
 
 
 def _end_of_sequence_ids(llm: Any) -> frozenset[int]:

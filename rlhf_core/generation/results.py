@@ -21,60 +21,82 @@ def to_generation(request: GenerateRequest, completion: Any, budget: int, fallba
     Raises:
         GenerationError: the request was aborted, or a log-prob or the policy version of a token is missing.
     """
+    name = request.request_id
     token_ids = list(completion.token_ids)
-    stop_reason, detail = _stop_reason(request, completion, budget)
+    flat = completion.logprobs
+    values: list[float] = [] if flat is None or flat.token_ids != token_ids else list(flat.logprobs)
+    stop_reason, detail = stop_reason_of(name, completion, clipped=budget < request.sampling.max_tokens)
     return Generation(
-        request_id=request.request_id,
+        request_id=name,
         token_ids=token_ids,
-        logprobs=_logprobs(request, completion.logprobs, token_ids),
-        version_spans=_version_spans(request, completion.weight_versions, len(token_ids), fallback_version),
+        logprobs=checked_logprobs(name, values, token_ids),
+        version_spans=version_spans_of(name, completion.weight_versions, len(token_ids), fallback_version),
         stop_reason=stop_reason,
         stop_detail=detail,
     )
 
 
-def _stop_reason(request: GenerateRequest, completion: Any, budget: int) -> tuple[StopReason, str]:
-    """The only stop tokens we pass are the model's end-of-sequence ids; vLLM reports the primary one as None."""
+def stop_reason_of(
+    name: str, completion: Any, *, clipped: bool, eos_ids: frozenset[int] | None = None
+) -> tuple[StopReason, str]:
+    """Why vLLM ended a completion, and what matched.
+
+    Args:
+        name: the request's, for messages.
+        completion: a finished ``CompletionOutput``.
+        clipped: the context, not the budget of new tokens, bounded it.
+        eos_ids: the end-of-sequence ids, where other stop tokens may have been passed too; None: only those were. vLLM
+            reports the primary one as None.
+
+    Raises:
+        GenerationError: it was aborted, or failed.
+    """
     reason, matched = completion.finish_reason, completion.stop_reason
     if reason == "stop" and isinstance(matched, str):
         return StopReason.STOP, matched
     if reason == "stop":
-        return StopReason.EOS, "" if matched is None else str(matched)
+        other = eos_ids is not None and matched is not None and matched not in eos_ids
+        return (StopReason.STOP if other else StopReason.EOS), "" if matched is None else str(matched)
     if reason == "length":
-        clipped = budget < request.sampling.max_tokens
         return (StopReason.CONTEXT_FULL if clipped else StopReason.LENGTH), ""
-    raise GenerationError(f"request {request.request_id}: the engine ended it with {reason!r} ({matched!r})")
+    raise GenerationError(f"request {name}: the engine ended it with {reason!r} ({matched!r})")
 
 
-def _logprobs(request: GenerateRequest, flat: Any, token_ids: list[int]) -> list[float]:
-    """[T] log-prob of each sampled token."""
-    values: list[float] = [] if flat is None else list(flat.logprobs)
-    if not token_ids or len(values) != len(token_ids) or flat.token_ids != token_ids:
+def checked_logprobs(name: str, values: list[float], token_ids: list[int]) -> list[float]:
+    """``values``, if there is a finite one [T] for each sampled token.
+
+    Raises:
+        GenerationError: there is not.
+    """
+    if not token_ids or len(values) != len(token_ids):
         raise GenerationError(
-            f"request {request.request_id}: {len(values)} log-probs for {len(token_ids)} sampled tokens; the sample is "
-            "dropped, a missing log-prob is never taken as 0"
+            f"request {name}: {len(values)} log-probs for {len(token_ids)} sampled tokens; the sample is dropped, a missing "
+            "log-prob is never taken as 0"
         )
     if not all(map(math.isfinite, values)):
         place = next(index for index, value in enumerate(values) if not math.isfinite(value))
         raise GenerationError(
-            f"request {request.request_id}: log-prob of token {place} (id {token_ids[place]}) is {values[place]}; "
-            "check the policy's weights for NaN or infinity"
+            f"request {name}: log-prob of token {place} (id {token_ids[place]}) is {values[place]}; check the policy's "
+            "weights for NaN or infinity"
         )
     return values
 
 
-def _version_spans(
-    request: GenerateRequest, reported: Any, length: int, fallback_version: int | None
-) -> list[VersionSpan]:
+def version_spans_of(name: str, reported: Any, length: int, fallback_version: int | None) -> list[VersionSpan]:
+    """Which policy version spoke which of ``length`` tokens, as vLLM reported it.
+
+    Raises:
+        GenerationError: nobody knows, or the report does not cover the tokens.
+    """
     if reported is None:
         if fallback_version is None:
             raise GenerationError(
-                f"request {request.request_id}: the engine does not say which policy version spoke its tokens, and the "
-                "weights changed meanwhile"
+                f"request {name}: the engine does not say which policy version spoke its tokens, and the weights changed "
+                "meanwhile"
             )
         return [VersionSpan(0, length, fallback_version)]
     spans = [VersionSpan(span.start, span.end, int(span.version)) for span in reported if span.end > span.start]
     ends = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != ends[:-1] or ends[-1] != length:
-        raise GenerationError(f"request {request.request_id}: policy versions {spans} do not cover {length} tokens")
+        raise GenerationError(f"request {name}: policy versions {spans} do not cover {length} tokens")
     return spans

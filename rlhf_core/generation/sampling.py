@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import GenerationError
+from rlhf_core.vision.banned import BAN
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from rlhf_core.records import GenerateRequest
 
 
@@ -24,13 +27,15 @@ def token_budget(request: GenerateRequest, max_model_len: int) -> int:
             f"request {request.request_id}: a prompt of {len(request.prompt_token_ids)} tokens leaves no room for an "
             f"answer in a context of {max_model_len}: raise vllm.max_model_len, or lower data.max_len"
         )
-    if request.images:
-        raise GenerationError(f"request {request.request_id} holds images, which this version cannot generate from")
     return min(request.sampling.max_tokens, room)
 
 
-def to_sampling_params(request: GenerateRequest, budget: int, eos_ids: frozenset[int]) -> Any:
+def to_sampling_params(
+    request: GenerateRequest, budget: int, eos_ids: frozenset[int], banned_ids: Collection[int] = ()
+) -> Any:
     """vLLM's ``SamplingParams`` for at most ``budget`` tokens, with exactly what the trajectory needs switched on.
+
+    ``banned_ids`` are never sampled: placeholders of images.
 
     Raises:
         ValueError: vLLM refuses a value.
@@ -48,6 +53,7 @@ def to_sampling_params(request: GenerateRequest, budget: int, eos_ids: frozenset
         ignore_eos=sampling.ignore_eos,
         stop_token_ids=[] if sampling.ignore_eos else sorted(eos_ids),
         stop=list(sampling.stop),
+        logit_bias=dict.fromkeys(banned_ids, -BAN) or None,
         detokenize=bool(sampling.stop),  # text is needed for nothing else
         skip_special_tokens=False,  # so that a stop string may be a special token
         logprobs=0,  # of the sampled token alone

@@ -16,6 +16,8 @@ Device = Literal["cpu", "gpu"]
 DTYPES = {"bf16": "bfloat16", "fp32": "float32", "fp16": "float16"}
 CPU_BLOCK_SIZE = 32  # tokens per KV block; the CPU kernels want a multiple of 32, smaller blocks share more prefixes
 CPU_BATCHED_TOKENS = 2048  # prompt tokens of one step
+IMAGES_OF_AN_EPISODE = 999  # vLLM's own limit: how many an environment may show is bounded by the context
+PIXELS_GIB = 1.0  # kept by vLLM in each of its two processes: pixel values of images that other requests show too
 WORKER_EXTENSION = "rlhf_core.generation.worker_extension.WeightWorkerExtension"
 
 
@@ -39,6 +41,7 @@ class EngineSettings:
     sync_timeout: float = 600.0  # seconds
     request_timeout: float = 1800.0  # seconds
     trust_remote_code: bool = False
+    max_images: int = 0  # of one prompt; 0: text only
 
     @classmethod
     def from_config(cls, config: Config, model_path: str, device: Device) -> EngineSettings:
@@ -61,6 +64,7 @@ class EngineSettings:
             sync_timeout=vllm.sync_timeout,
             request_timeout=vllm.request_timeout,
             trust_remote_code=config.run.trust_remote_code,
+            max_images=_max_images(config),
         )
 
     def engine_arguments(self) -> dict[str, Any]:
@@ -78,7 +82,11 @@ class EngineSettings:
             "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled: temperature applied
             "disable_log_stats": True,
         }
-        return shared | (self._cpu_arguments() if self.device == "cpu" else self._gpu_arguments())
+        images = self._image_arguments() if self.max_images else {}
+        return shared | images | (self._cpu_arguments() if self.device == "cpu" else self._gpu_arguments())
+
+    def _image_arguments(self) -> dict[str, Any]:
+        return {"limit_mm_per_prompt": {"image": self.max_images, "video": 0}, "mm_processor_cache_gb": PIXELS_GIB}
 
     def _cpu_arguments(self) -> dict[str, Any]:
         return {
@@ -94,6 +102,12 @@ class EngineSettings:
 
     def _gpu_arguments(self) -> dict[str, Any]:
         return {"enforce_eager": self.enforce_eager, "gpu_memory_utilization": self.gpu_memory_utilization}
+
+
+def _max_images(config: Config) -> int:
+    """Of one request: the prompt's, and those that an environment shows later."""
+    of_prompt = config.data.max_images_per_prompt
+    return of_prompt if of_prompt == 0 or config.execution_mode == "single_turn" else IMAGES_OF_AN_EPISODE
 
 
 def _cpu_threads(workers: int) -> int:

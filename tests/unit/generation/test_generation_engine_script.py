@@ -21,7 +21,7 @@ UPDATE = WeightUpdate(version=1, backend="shm", payload={"path": "p"})
 
 @pytest.fixture(autouse=True)
 def no_vllm(monkeypatch):
-    monkeypatch.setattr(engine_module, "to_sampling_params", lambda request, budget, eos_ids: None)
+    monkeypatch.setattr(engine_module, "to_sampling_params", lambda *_: None)
     monkeypatch.setattr(engine_module, "_request_errors", lambda: (ValueError,))
 
 
@@ -63,6 +63,17 @@ async def test_a_batch_on_an_idle_engine_is_added_while_it_is_paused():
     await asyncio.gather(first, second)
 
     assert llm.calls == ["pause keep True", "add", "add", "resume", "add"]
+
+
+async def test_later_turns_find_the_cache_of_the_earlier_ones():
+    llm = ScriptedLlm()
+    engine = engine_on(llm)
+
+    for turns in ([True, True], [True, False]):
+        requests = [dataclasses.replace(request(), continues=later) for later in turns]
+        [chunk async for chunk in engine.generate_many(requests)]
+
+    assert [call for call in llm.calls if call.startswith("pause")] == ["pause keep False", "pause keep True"]
 
 
 async def test_generate_joins_without_pausing_and_raises_its_own_error():

@@ -7,9 +7,8 @@ import pytest
 from rlhf_core.config import parse_config
 from rlhf_core.errors import ConfigError, GenerationError
 from rlhf_core.generation.sampling import token_budget
-from rlhf_core.generation.settings import EngineSettings, engine_environment
+from rlhf_core.generation.settings import IMAGES_OF_AN_EPISODE, EngineSettings, engine_environment
 from rlhf_core.records import GenerateRequest, SamplingParams
-from rlhf_core.records.trajectory import ImageRef
 
 BASE = {
     "actor": {"model_name_or_path": "builtin:tiny"},
@@ -89,8 +88,13 @@ def test_an_impossible_prompt_is_refused(prompt):
         token_budget(request, max_model_len=20)
 
 
-def test_images_are_refused_not_ignored():
-    request = GenerateRequest("r", [1], SamplingParams(max_tokens=1), "", images=(ImageRef("aa", "x.png"),))
+@pytest.mark.agents
+def test_the_images_of_a_prompt_are_bounded_and_those_of_an_episode_only_by_vllm():
+    def of(images, *overrides):
+        data = {**BASE["data"], "max_images_per_prompt": images}
+        return EngineSettings.from_config(parse_config({**BASE, "data": data}, overrides), "some/model", "cpu")
 
-    with pytest.raises(GenerationError, match="images"):
-        token_budget(request, max_model_len=20)
+    assert "limit_mm_per_prompt" not in of(0).engine_arguments()
+    assert of(2).engine_arguments()["limit_mm_per_prompt"] == {"image": 2, "video": 0}
+    assert of(2, "train.agent_func_path=agent.py").max_images == IMAGES_OF_AN_EPISODE
+    assert of(0, "train.agent_func_path=agent.py").max_images == 0
