@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 from torch import distributed
 from transformers import AutoTokenizer
+from transformers.utils import cached_file
 
 from rlhf_core.errors import TrainingError
 from rlhf_core.training.universal import load_universal, save_universal
@@ -38,6 +40,8 @@ STATE_FOLDER = "deepspeed"
 UNIVERSAL_FOLDER = "universal"
 TAG = "state"
 TRAINER_FILE = "trainer.json"
+# How a vision-language model reads images. Its chat template is the tokenizer's.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class TrainerState:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSource:
-    """The tokenizer that goes with a model."""
+    """The tokenizer that goes with a model, and its image processor, if it has one."""
 
     path: str
     chat_template: str | None  # in place of its own
@@ -65,6 +69,10 @@ class TokenizerSource:
         if self.chat_template is not None:
             tokenizer.chat_template = self.chat_template
         tokenizer.save_pretrained(folder)
+        for name in PROCESSOR_FILES:
+            found = cached_file(self.path, name, _raise_exceptions_for_missing_entries=False)
+            if found is not None:
+                shutil.copyfile(found, folder / name)  # as it was: another version would write other settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ class ExperienceTrainer(EngineTrainer):
             iteration=iteration,
             micro_batch_size=train.micro_batch_size,
             token_budget=train.token_budget,
+            episodes=[(row.group_id, row.sample_index) for row in rows],
         )
 
     def learn(

@@ -2,6 +2,7 @@
 
 ::
 
+    (images ─────────┐)
     input_ids [B, T] ─▶ backbone ─▶ hidden [B, T, H] ─▶ only those that predict an action [N, H]
                           │                                            │ tiles of the vocabulary
                           ▼                               head ─▶ log-probs, entropies [N] ─▶ [B, T], 0 elsewhere
@@ -14,104 +15,24 @@ from __future__ import annotations
 
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlhf_core.algorithms.logprobs import chunked_logprobs
 from rlhf_core.errors import TrainingError
+from rlhf_core.vision.banned import BAN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PreTrainedModel
 
-    from rlhf_core.config.model import RunConfig
-    from rlhf_core.config.trained import DeepSpeedConfig
+    from rlhf_core.batching import ImageInputs
 
-TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-CAUSAL_LM = "causal language model"
 LARGE_HIDDEN = 100.0  # makes logits large enough for soft-capping to show
-
-
-class LoadSettings(Protocol):
-    """What loading a model needs of a configuration: of ``Config`` or of ``SupervisedConfig``."""
-
-    @property
-    def ds(self) -> DeepSpeedConfig:
-        """Type and attention."""
-        ...
-
-    @property
-    def run(self) -> RunConfig:
-        """Whether code of the model may run."""
-        ...
-
-
-def load_causal_lm(settings: LoadSettings, path: str) -> PreTrainedModel:
-    """A Hugging Face causal LM in host memory, without dropout.
-
-    Raises:
-        TrainingError: the folder or id cannot be loaded as one, or lacks some of its weights.
-    """
-    model_config = load_model_config(settings, path, CAUSAL_LM)
-    model, missing = load_weights(AutoModelForCausalLM, settings, path, CAUSAL_LM, model_config)
-    refuse_missing(missing, path, CAUSAL_LM)
-    return model
-
-
-def load_model_config(settings: LoadSettings, path: str, kind: str, **changes: Any) -> PretrainedConfig:
-    """The model's own configuration, with changes.
-
-    Dropout is off because log-probs and values of the same tokens are compared across passes: with it the ratio of the
-    first update would not be 1.
-
-    Raises:
-        TrainingError: the folder or id has none.
-    """
-    with _loading(path, kind):
-        model_config = AutoConfig.from_pretrained(path, trust_remote_code=settings.run.trust_remote_code, **changes)
-    _switch_off_dropout(model_config)
-    return model_config
-
-
-def load_weights(
-    auto_class: Any, settings: LoadSettings, path: str, kind: str, model_config: PretrainedConfig
-) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and the names of its weights that the folder lacks, which are random.
-
-    Raises:
-        TrainingError: the folder or id cannot be loaded as such a model, or has a weight of another shape.
-    """
-    with _loading(path, kind):
-        model, info = auto_class.from_pretrained(
-            path,
-            config=model_config,
-            dtype=TORCH_DTYPES[settings.ds.param_dtype],
-            attn_implementation=settings.ds.attn_implementation,
-            trust_remote_code=settings.run.trust_remote_code,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,  # they are refused below, by name
-            output_loading_info=True,
-        )
-    misfits = [
-        f"{name} is {list(found)}, not {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
-    ]
-    if misfits:
-        raise TrainingError(f"{path!r} is no {kind}: {', '.join(misfits)}")
-    return model, sorted(info["missing_keys"])
-
-
-def refuse_missing(missing: list[str], path: str, kind: str) -> None:
-    """Raise ``TrainingError`` rather than train random weights."""
-    if missing:
-        raise TrainingError(
-            f"{path!r} lacks weights of a {kind}: {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''}; "
-            "name the folder of such a model"
-        )
 
 
 class LogprobHead(nn.Module):  # type: ignore[misc]
@@ -119,19 +40,35 @@ class LogprobHead(nn.Module):  # type: ignore[misc]
 
     It holds the layer's parameters itself: ZeRO-3 then gathers them once per pass. Were the layer called once per
     tile, ranks with different numbers of action tokens would disagree on the number of gathers, and hang.
+
+    Args:
+        output_layer: of the model.
+        chunk: tokens' worth of logits at a time, at most.
+        banned_ids: tokens that the engine never samples: the same is subtracted from their logits here.
     """
 
-    def __init__(self, output_layer: nn.Linear, chunk: int) -> None:
+    ban_V: torch.Tensor | None  # no weight of the model: neither saved, nor sent, nor in any digest
+
+    def __init__(self, output_layer: nn.Linear, chunk: int, banned_ids: Collection[int] = ()) -> None:
         super().__init__()
         self.weight = output_layer.weight
         self.bias = output_layer.bias
         self.chunk = chunk
+        ban_V = None
+        if banned_ids:
+            ban_V = torch.zeros(output_layer.out_features)
+            ban_V[sorted(banned_ids)] = -BAN
+        self.register_buffer("ban_V", ban_V, persistent=False)
 
     def forward(
         self, hidden_NH: torch.Tensor, targets_N: torch.Tensor, temperature_N: torch.Tensor, want_entropy: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """fp32 log-probs and entropies ``[N]``."""
-        return chunked_logprobs(hidden_NH, self.weight, self.bias, targets_N, temperature_N, self.chunk, want_entropy)
+        bias_V = self.bias
+        if self.ban_V is not None:
+            ban_V = self.ban_V.to(self.weight.dtype)
+            bias_V = ban_V if bias_V is None else bias_V + ban_V
+        return chunked_logprobs(hidden_NH, self.weight, bias_V, targets_N, temperature_N, self.chunk, want_entropy)
 
 
 class TokenScores(NamedTuple):
@@ -152,17 +89,24 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         causal_lm: a model of Hugging Face.
         chunk: tokens' worth of logits at a time, at most.
         balance_experts: give the balancing loss too, in training mode.
+        banned_ids: tokens that are never sampled: see ``LogprobHead``.
 
     Raises:
         TrainingError: the model does something to its logits besides a linear output layer; or it has no balancing
             loss, and ``balance_experts``.
     """
 
-    def __init__(self, causal_lm: PreTrainedModel, chunk: int, balance_experts: bool = False) -> None:
+    def __init__(
+        self,
+        causal_lm: PreTrainedModel,
+        chunk: int,
+        balance_experts: bool = False,
+        banned_ids: Collection[int] = (),
+    ) -> None:
         super().__init__()
         _check_output_layer(causal_lm)
         self.backbone = causal_lm.base_model
-        self.head = LogprobHead(causal_lm.get_output_embeddings(), chunk)
+        self.head = LogprobHead(causal_lm.get_output_embeddings(), chunk, banned_ids)
         self._balancing_loss = _balancing_loss(causal_lm) if balance_experts else None
 
     def forward(
@@ -171,6 +115,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         action_mask_BT: torch.Tensor,
         temperature_B: torch.Tensor,
         want_entropy: bool,
+        images: ImageInputs | None = None,
     ) -> TokenScores:
         """Of ``softmax(logits / temperature)``.
 
@@ -179,14 +124,20 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
             action_mask_BT: bool, False at index 0.
             temperature_B: one number a row.
             want_entropy: None instead of entropies saves a pass.
+            images: what the rows show; a blank row among it is computed, and left out of the answer.
         """
         balance = self._balancing_loss if self.training else None
-        wanted = {} if balance is None else {"output_router_logits": True}
-        output = self.backbone(input_ids=input_ids_BT, use_cache=False, **wanted)
+        wanted: dict[str, Any] = {} if balance is None else {"output_router_logits": True}
+        seen_BT = input_ids_BT
+        if images is not None:
+            seen_BT = images.add_blank_row(input_ids_BT)
+            wanted.update(images.tensors)
+        output = self.backbone(input_ids=seen_BT, use_cache=False, **wanted)
+        rows, width = input_ids_BT.shape
         predicts_BT = action_mask_BT[:, 1:]
         temperature_N = temperature_B.unsqueeze(1).expand_as(predicts_BT)[predicts_BT]
         logprobs_N, entropy_N = self.head(
-            hidden_before_actions(output.last_hidden_state, action_mask_BT),
+            hidden_before_actions(output.last_hidden_state[:rows, :width], action_mask_BT),
             input_ids_BT[:, 1:][predicts_BT],
             temperature_N,
             want_entropy,
@@ -194,7 +145,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         return TokenScores(
             logprobs_BT=at_actions(logprobs_N, action_mask_BT),
             entropy_BT=None if entropy_N is None else at_actions(entropy_N, action_mask_BT),
-            aux_loss=None if balance is None else balance(output.router_logits, _up_to_last_action(action_mask_BT)),
+            aux_loss=None if balance is None else balance(output.router_logits, _counted(action_mask_BT, seen_BT)),
         )
 
 
@@ -263,6 +214,14 @@ def _balancing_loss(causal_lm: PreTrainedModel) -> Callable[..., torch.Tensor]:
     return loss
 
 
+def _counted(action_mask_BT: torch.Tensor, seen_BT: torch.Tensor) -> torch.Tensor:
+    """``_up_to_last_action``, and nothing of what was put beside the rows."""
+    rows, width = action_mask_BT.shape
+    counted_BT = torch.zeros_like(seen_BT, dtype=torch.bool)
+    counted_BT[:rows, :width] = _up_to_last_action(action_mask_BT)
+    return counted_BT
+
+
 def _up_to_last_action(action_mask_BT: torch.Tensor) -> torch.Tensor:
     """True at the tokens whose routing counts: nothing that is trained depends on those after the last action.
 
@@ -271,17 +230,3 @@ def _up_to_last_action(action_mask_BT: torch.Tensor) -> torch.Tensor:
     positions_T = torch.arange(action_mask_BT.shape[1], device=action_mask_BT.device)
     last_B = (positions_T * action_mask_BT).amax(dim=1)
     return positions_T <= last_B.unsqueeze(1)
-
-
-@contextmanager
-def _loading(path: str, kind: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, ImportError) as error:
-        raise TrainingError(f"cannot load {path!r} as a {kind}: {error}") from error
-
-
-def _switch_off_dropout(model_config: Any) -> None:
-    for name, value in vars(model_config).items():
-        if isinstance(value, float) and (name.endswith(("dropout", "dropout_prob", "_pdrop"))):
-            setattr(model_config, name, 0.0)

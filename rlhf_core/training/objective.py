@@ -46,6 +46,7 @@ def micro_batch_loss(
     batch: ExperienceBatch,
     scores: TokenScores,
     kl_coef: float,
+    episode_tokens_B: torch.Tensor | None = None,
 ) -> LossPart:
     """The loss of a micro-batch and its statistics.
 
@@ -55,6 +56,7 @@ def micro_batch_loss(
         batch: rows of this micro-batch.
         scores: of the policy that is trained, with a graph, entropies among them.
         kl_coef: weight of the KL, if ``algo.kl.use_loss``.
+        episode_tokens_B: see ``aggregate``.
     """
     mask_BT, logprobs_BT, entropy_BT = batch.tokens.action_mask_BT, scores.logprobs_BT, scores.entropy_BT
     assert entropy_BT is not None, "an update asks for entropies"
@@ -67,6 +69,7 @@ def micro_batch_loss(
             num_tokens=step.num_tokens,
             num_sequences=step.num_sequences,
             length=config.algo.dr_grpo_length or config.rollout.max_new_tokens,
+            episode_tokens_B=episode_tokens_B,
         )
 
     inputs = _loss_input(config, batch, logprobs_BT)
@@ -143,7 +146,7 @@ def _aux_loss(step: OptimizerStep, batch: ExperienceBatch, scores: TokenScores) 
     """
     if scores.aux_loss is None:
         return scores.logprobs_BT.new_zeros(())
-    return scores.aux_loss * (len(batch.tokens.action_mask_BT) / step.num_sequences)
+    return scores.aux_loss * (len(batch.tokens.action_mask_BT) / step.num_rows)
 
 
 def _masked_sum(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

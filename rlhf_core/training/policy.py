@@ -4,7 +4,7 @@ One update, on every rank at once::
 
     experiences ─▶ plan_update ─▶ for each optimizer step:
         refuse a step with non-finite inputs
-        accumulate   for each micro-batch: collate ─▶ log-probs ─▶ loss ─▶ backward
+        accumulate   for each micro-batch: collate (images ahead of time) ─▶ log-probs ─▶ loss ─▶ backward
         apply        clip, optimizer; not if the loss or the gradient is not finite
 """
 
@@ -13,26 +13,32 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import torch
+
 from rlhf_core.batching import collate_experiences
+from rlhf_core.training.ahead import ahead
 from rlhf_core.training.experience_trainer import ExperienceTrainer
-from rlhf_core.training.model import TokenScorer, load_causal_lm
+from rlhf_core.training.model import TokenScorer
 from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
 from rlhf_core.training.report import UpdateReport, update_report
 from rlhf_core.training.scoring import score_rows
 from rlhf_core.training.step import StepsTally
 from rlhf_core.training.trainer import HALF_UPDATED, TrainedModel, seed_everything
+from rlhf_core.training.visual import ImageReader, freeze_visual_encoder, load_policy_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from rlhf_core.batching import MicroBatch, OptimizerStep, TokenRow
+    from rlhf_core.batching import ExperienceBatch, ImageRow, MicroBatch, OptimizerStep
     from rlhf_core.config import Config
     from rlhf_core.records import Experience
     from rlhf_core.training.ranks import RankInfo
     from rlhf_core.training.step import LossPart, StepTally
+    from rlhf_core.training.visual import ImageLoader
+    from rlhf_core.vision import VisionProcessor
 
 __all__ = ["HALF_UPDATED", "PolicyTrainer"]
 
@@ -47,21 +53,44 @@ class PolicyTrainer(ExperienceTrainer):
         model_path: Hugging Face id or folder of the starting point.
         rank: who this process is.
         total_steps: optimizer steps of the whole run, which the learning rate is spread over.
+        load_image: an image by its reference; of a run that shows images.
 
     Raises:
         TrainingError: the model cannot be loaded; or ``actor.aux_loss_coef`` asks for a balancing loss that it does not have.
+        ConfigError: the run shows images, and the model reads none.
     """
 
-    def __init__(self, config: Config, model_path: str, rank: RankInfo, total_steps: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model_path: str,
+        rank: RankInfo,
+        total_steps: int,
+        load_image: ImageLoader | None = None,
+    ) -> None:
         self.config = config
         seed_everything(config.train.seed)
-        causal_lm = load_causal_lm(config, model_path)
-        scorer = TokenScorer(causal_lm, config.ds.logprob_chunk, balance_experts=config.actor.aux_loss_coef > 0)
+        frozen_eyes = config.actor.freeze_visual_encoder
+        self._images = ImageReader.of(config, model_path, load_image, learns=not frozen_eyes)
+        causal_lm = load_policy_model(config, model_path, reads_images=self._images is not None)
+        if frozen_eyes:
+            freeze_visual_encoder(causal_lm)
+        scorer = TokenScorer(
+            causal_lm,
+            config.ds.logprob_chunk,
+            balance_experts=config.actor.aux_loss_coef > 0,
+            banned_ids=() if self._images is None else self._images.placeholder_ids,
+        )
         heads = tuple(causal_lm.get_output_embeddings().parameters())
         model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor, config.data.tokenizer_chat_template)
         super().__init__(model, config.ds, rank, total_steps, config.train.decay_of_average)
 
-    def logprobs(self, rows: Sequence[TokenRow]) -> dict[int, NDArray[np.float32]]:
+    @property
+    def image_processor(self) -> VisionProcessor | None:
+        """What reads the images; None if the run shows none."""
+        return None if self._images is None else self._images.processor
+
+    def logprobs(self, rows: Sequence[ImageRow]) -> dict[int, NDArray[np.float32]]:
         """Log-probs of this rank's share of the rows, at their temperature.
 
         By index of the row, ``[T]``, 0 outside actions. The shares of all ranks together are all rows, each once.
@@ -70,7 +99,7 @@ class PolicyTrainer(ExperienceTrainer):
             TrainingError: a row does not fit into the token budget, or has an action that nothing predicts.
         """
         self.engine.eval()
-        return score_rows(self.engine, rows, self.rank, self.config)
+        return score_rows(self.engine, rows, self.rank, self.config, self._images)
 
     def update(
         self, rows: Sequence[Experience], iteration: int, kl_coef: float = 0.0, frozen: bool = False
@@ -102,17 +131,43 @@ class PolicyTrainer(ExperienceTrainer):
 
     def accumulate(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float) -> StepTally:
         """The gradient of a step."""
-        return self.sum_gradients(step.micro_batches, lambda batch: self._loss(step, batch, rows, kl_coef), SUMS)
+        batches = self._batches(step, rows)
+        return self.sum_gradients(
+            step.micro_batches, lambda part: self._loss(step, part, rows, next(batches), kl_coef), SUMS
+        )
 
     def _take_step(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float, tally: StepsTally) -> None:
-        tally.add(*self.learn(step, rows, lambda batch: self._loss(step, batch, rows, kl_coef), SUMS))
+        batches = self._batches(step, rows)
+        tally.add(*self.learn(step, rows, lambda part: self._loss(step, part, rows, next(batches), kl_coef), SUMS))
+
+    def _batches(self, step: OptimizerStep, rows: Sequence[Experience]) -> Iterator[ExperienceBatch]:
+        """Those of this rank, in the order of its micro-batches."""
+        parts = ([rows[i] for i in micro_batch.rows] for micro_batch in step.micro_batches[self.rank.rank])
+        return map(collate_experiences, parts) if self._images is None else ahead(self._images.experiences, parts)
 
     def _loss(
-        self, step: OptimizerStep, micro_batch: MicroBatch, rows: Sequence[Experience], kl_coef: float
+        self,
+        step: OptimizerStep,
+        micro_batch: MicroBatch,
+        rows: Sequence[Experience],
+        batch: ExperienceBatch,
+        kl_coef: float,
     ) -> LossPart:
-        batch = collate_experiences([rows[i] for i in micro_batch.rows]).to(self.rank.torch_device)
+        batch = batch.to(self.rank.torch_device)
         tokens = batch.tokens
-        scores = self.engine(tokens.input_ids_BT, tokens.action_mask_BT, tokens.temperature_B, want_entropy=True)
+        scores = self.engine(
+            tokens.input_ids_BT,
+            tokens.action_mask_BT,
+            tokens.temperature_B,
+            want_entropy=True,
+            images=tokens.images,
+        )
         if micro_batch.filler:
             return filler_loss(scores)
-        return micro_batch_loss(self.config, step, batch, scores, kl_coef)
+        episode_tokens_B = _episode_tokens(step, micro_batch, rows).to(self.rank.torch_device)
+        return micro_batch_loss(self.config, step, batch, scores, kl_coef, episode_tokens_B)
+
+
+def _episode_tokens(step: OptimizerStep, micro_batch: MicroBatch, rows: Sequence[Experience]) -> torch.Tensor:
+    """``[B]`` action tokens of the episode of each row, its other segments included."""
+    return torch.tensor([step.episode_tokens.get(row, rows[row].num_actions) for row in micro_batch.rows])

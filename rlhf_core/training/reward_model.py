@@ -14,13 +14,13 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.errors import TrainingError
-from rlhf_core.training.model import load_model_config, load_weights, refuse_missing
+from rlhf_core.training.loading import load_model_config, load_weights, refuse_missing
 from rlhf_core.training.value_model import SequenceScorer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rlhf_core.training.model import LoadSettings
+    from rlhf_core.training.loading import LoadSettings
 
 REWARD_MODEL = "reward model"
 

@@ -8,32 +8,49 @@ import numpy as np
 import torch
 
 from rlhf_core.batching import collate_tokens, plan_forward
+from rlhf_core.training.ahead import ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from rlhf_core.batching import OptimizerStep, TokenBatch, TokenRow
+    from rlhf_core.batching import ImageRow, MicroBatch, OptimizerStep, TokenBatch, TokenRow
     from rlhf_core.config import Config
     from rlhf_core.records import Experience
     from rlhf_core.training.model import TokenScores
     from rlhf_core.training.ranks import RankInfo
+    from rlhf_core.training.visual import ImageReader
 
 
 def score_rows(
-    scorer: Callable[..., TokenScores], rows: Sequence[TokenRow], rank: RankInfo, config: Config
+    scorer: Callable[..., TokenScores],
+    rows: Sequence[ImageRow],
+    rank: RankInfo,
+    config: Config,
+    images: ImageReader | None = None,
 ) -> dict[int, NDArray[np.float32]]:
     """Log-probs of this rank's share of the rows: see ``map_rows``. ``scorer``: a ``TokenScorer``, or an engine around one."""
 
     def logprobs(batch: TokenBatch) -> torch.Tensor:
-        return scorer(batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False).logprobs_BT
+        return scorer(
+            batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False, images=batch.images
+        ).logprobs_BT
 
-    return map_rows(logprobs, rows, rank, config)
+    def collated(micro_batches: Iterable[MicroBatch]) -> Iterable[TokenBatch]:
+        if images is None:
+            return (collate_tokens([rows[i] for i in micro_batch.rows]) for micro_batch in micro_batches)
+        return ahead(lambda micro_batch: images.tokens([rows[i] for i in micro_batch.rows]), micro_batches)
+
+    return map_rows(logprobs, rows, rank, config, collated)
 
 
 def map_rows(
-    forward: Callable[[TokenBatch], torch.Tensor], rows: Sequence[TokenRow], rank: RankInfo, config: Config
+    forward: Callable[[TokenBatch], torch.Tensor],
+    rows: Sequence[TokenRow],
+    rank: RankInfo,
+    config: Config,
+    collated: Callable[[Iterable[MicroBatch]], Iterable[TokenBatch]] | None = None,
 ) -> dict[int, NDArray[np.float32]]:
     """One number a token of this rank's share of the rows: index of the row to ``[T]``. A collective.
 
@@ -42,6 +59,7 @@ def map_rows(
         rows: all rows, the same on every rank.
         rank: who this process is.
         config: gives the sizes of the micro-batches.
+        collated: micro-batches to batches, in order; default: of their tokens alone.
 
     Raises:
         TrainingError: a row does not fit into the token budget, or has an action that nothing predicts.
@@ -49,11 +67,11 @@ def map_rows(
     lengths = [len(row.token_ids) for row in rows]
     size = config.rollout.micro_batch_size
     plan = plan_forward(lengths, rank.world_size, size, config.scoring_token_budget)[rank.rank]
+    batches = collated(plan) if collated else (collate_tokens([rows[i] for i in micro.rows]) for micro in plan)
     numbers = {}
-    for micro_batch in plan:
-        batch = collate_tokens([rows[i] for i in micro_batch.rows]).to(rank.torch_device)
+    for micro_batch, batch in zip(plan, batches, strict=True):
         with torch.no_grad():
-            numbers_BT = forward(batch)
+            numbers_BT = forward(batch.to(rank.torch_device))
         if not micro_batch.filler:
             for i, numbers_T in zip(micro_batch.rows, numbers_BT.cpu().numpy(), strict=True):
                 numbers[i] = numbers_T[: lengths[i]].copy()

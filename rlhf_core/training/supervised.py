@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 import torch
 
-from rlhf_core.training.model import TokenScorer, load_causal_lm
+from rlhf_core.training.loading import load_causal_lm
+from rlhf_core.training.model import TokenScorer
 from rlhf_core.training.step import LossPart, StepsTally, StepTally, no_loss
 from rlhf_core.training.trainer import EngineTrainer, TrainedModel, seed_everything
 

@@ -19,20 +19,18 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.errors import TrainingError
+from rlhf_core.training.loading import load_model_config, load_weights, refuse_missing
 from rlhf_core.training.model import (
     at_actions,
     hidden_before_actions,
     large_hidden,
-    load_model_config,
-    load_weights,
-    refuse_missing,
     scripted,
 )
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from rlhf_core.training.model import LoadSettings
+    from rlhf_core.training.loading import LoadSettings
 
 SCORER = "sequence classifier with one output"
 

@@ -32,14 +32,19 @@ def named_weights(hf_model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor
 
 
 def master_weights(hf_model: PreTrainedModel, optimizer: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """(Hugging Face name, whole fp32 master weight); where there are none, the parameters themselves."""
-    parameters = dict(hf_model.named_parameters())
-    if all(parameter.dtype == torch.float32 for parameter in parameters.values()):
-        yield from named_weights(hf_model)
-        return
+    """(Hugging Face name, whole fp32 master weight); the parameter itself where it has none: in fp32, and where it is frozen.
+
+    A tensor is valid until the next one is asked for.
+    """
+    import deepspeed
+
     replicated = replicated_masters(optimizer)
-    for name, parameter in parameters.items():
-        yield name, replicated[id(parameter)] if replicated else _sharded_master(parameter)
+    for name, parameter in hf_model.named_parameters():
+        if parameter.requires_grad and parameter.dtype != torch.float32:
+            yield name, replicated[id(parameter)] if replicated else _sharded_master(parameter)
+        else:
+            with deepspeed.zero.GatheredParameters([parameter]):
+                yield name, parameter.detach()
 
 
 def weight_digest(hf_model: PreTrainedModel, optimizer: Any) -> str:

@@ -21,7 +21,8 @@ from transformers import (
 )
 
 from rlhf_core.errors import TrainingError
-from rlhf_core.training.model import TokenScorer, load_causal_lm
+from rlhf_core.training.loading import load_causal_lm
+from rlhf_core.training.model import TokenScorer
 
 SIZES = {
     "vocab_size": 32,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -11,10 +12,11 @@ from rlhf_core.training.model import TokenScores
 from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
 
 
-def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0, aux_loss=None):
+def loss_of(config, rows, logprobs_BT, entropy_BT=None, step=None, kl_coef=0.0, aux_loss=None, episode_tokens_B=None):
     entropy_BT = torch.zeros_like(logprobs_BT) if entropy_BT is None else entropy_BT
     scores = TokenScores(logprobs_BT, entropy_BT, aux_loss)
-    return micro_batch_loss(config, step or tb.step_of(*rows), tb.batch_of(*rows), scores, kl_coef)
+    step = step or tb.step_of(*rows)
+    return micro_batch_loss(config, step, tb.batch_of(*rows), scores, kl_coef, episode_tokens_B)
 
 
 def sums_of(part):
@@ -178,3 +180,22 @@ def test_filler_keeps_the_routers_in_the_graph():
 
     assert part.loss.item() == 0
     assert aux_loss.grad.item() == 0
+
+
+@pytest.mark.parametrize("mode", ["token", "sample", "constant_length"])
+def test_segments_of_an_episode_weigh_as_the_episode(mode):
+    """Five tokens in one row, and in two rows that are in different micro-batches; another episode beside them."""
+    config = tb.config(f"actor.loss_agg_mode={mode}")
+    whole = [tb.experience([-1.0] * 5, advantage=2.0), tb.experience([-1.0] * 2, advantage=1.0)]
+    parts = [tb.experience([-1.0] * n, advantage=a) for n, a in ((3, 2.0), (2, 2.0), (2, 1.0))]
+    logprobs = [[-0.9, -0.8, -0.7, -0.6, -0.5], [-0.9] * 2]
+    split = [logprobs[0][:3], logprobs[0][3:], logprobs[1]]
+    step = dataclasses.replace(tb.step_of(*parts), num_sequences=2)
+
+    one = loss_of(config, whole, tb.padded(*logprobs))
+    two = [
+        loss_of(config, [row], tb.padded(said), step=step, episode_tokens_B=torch.tensor([tokens]))
+        for row, said, tokens in zip(parts, split, (5, 5, 2), strict=True)
+    ]
+
+    torch.testing.assert_close(sum(part.loss for part in two), one.loss)

@@ -19,7 +19,7 @@ from transformers import (
 
 from rlhf_core.config import parse_supervised_config
 from rlhf_core.errors import TrainingError
-from rlhf_core.training.model import load_causal_lm
+from rlhf_core.training.loading import load_causal_lm
 from rlhf_core.training.value_model import SequenceScorer, ValueScorer, load_sequence_model
 
 SIZES = {

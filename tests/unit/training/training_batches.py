@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from rlhf_core.batching import OptimizerStep, collate_experiences
+from rlhf_core.batching import MicroBatch, OptimizerStep, collate_experiences
 from rlhf_core.config import parse_config
 from rlhf_core.records import ActionRange, Experience
 
@@ -47,9 +47,10 @@ def experience(old, rollout=None, ref=None, advantage=1.0, constrained=False):
 
 
 def step_of(*rows):
-    """A step of these rows; its plan is not looked at by the loss."""
+    """A step of these rows, each an episode, in one micro-batch of one rank."""
+    micro_batches = ((MicroBatch(tuple(range(len(rows)))),),)
     return OptimizerStep(
-        epoch=0, micro_batches=(), num_tokens=sum(r.num_actions for r in rows), num_sequences=len(rows)
+        epoch=0, micro_batches=micro_batches, num_tokens=sum(r.num_actions for r in rows), num_sequences=len(rows)
     )
 
 
