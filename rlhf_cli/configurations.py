@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import (
@@ -57,6 +58,7 @@ def asked_for(config: Config | SupervisedConfig, resources: Mapping[str, float])
     Raises:
         ConfigError: it cannot work there, or its algorithms or reward functions cannot be loaded.
     """
+    from rlhf_core.agents.loading import name_of_agent
     from rlhf_core.algorithms.check import check_algorithms
     from rlhf_core.cluster.placement import place, place_supervised
     from rlhf_core.rewards import check_reward_config
@@ -65,6 +67,8 @@ def asked_for(config: Config | SupervisedConfig, resources: Mapping[str, float])
         device, share = place_supervised(config, resources)
         return device, [f"{'model':<10} {config.model.world_size} × {share.cpus:g} CPU, {share.gpus:g} GPU"]
     check_algorithms(config)
-    check_reward_config(config.reward)
+    if config.has_reward_source:  # else the agent rewards
+        check_reward_config(config.reward)
     placement = place(config, resources)
-    return placement.device, placement.describe(config)
+    played = [] if config.is_replay else [f"{'played by':<10} {asyncio.run(name_of_agent(config))}"]
+    return placement.device, [*placement.describe(config), *played]

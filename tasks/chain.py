@@ -178,7 +178,8 @@ def _check_start(run: ChainedRun, made: Collection[str], resources: Mapping[str,
 
     place(config, resources)
     check_algorithms(config)
-    check_functions(config.reward)  # servers need not be up before the stage starts
+    if config.has_reward_source:  # else the agent rewards
+        check_functions(config.reward)  # servers need not be up before the stage starts
 
 
 def _headlines(flow: FlowName, store: RunStore, version: int) -> tuple[Headline, ...]:

@@ -26,7 +26,9 @@ NEUTRAL = {
     "data": (
         *("prompt_dataset", "prompt_split", "prompt_probs", "dataset", "split", "probs"),
         *("only_rows", "max_samples", "id_key", "overlong"),
+        *("image_max_bytes", "image_max_pixels", "image_timeout"),  # an image beyond them is an error
     ),
+    "agent": ("step_timeout", "episode_timeout", "max_processes"),
     "reward": ("num_workers", "batch_size", "timeout", "max_retries", "remote_batch_size", "remote_concurrency"),
 }
 ANSWERED_BY = ("max_new_tokens", "stop", "ignore_eos")
@@ -75,6 +77,9 @@ def comparable(config: Config | SupervisedConfig, code: Mapping[str, str]) -> st
     }
     if isinstance(config, Config):
         measured["rollout"] = {key: tree["rollout"][key] for key in ANSWERED_BY}
+        if config.execution_mode != "single_turn":
+            agent = {key: value for key, value in tree["agent"].items() if key not in NEUTRAL["agent"]}
+            measured["agent"] = agent | {"agent_func_path": config.train.agent_func_path}
     measured["ckpt"] = {"best_metric_key": config.ckpt.best_metric_key, "mode": config.ckpt.best_metric_mode}
     measured["code"] = {path: code.get(path) for path in user_code(measured)}
     return hashlib.sha256(json.dumps(measured, sort_keys=True).encode()).hexdigest()[:DIGITS]

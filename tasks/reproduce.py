@@ -119,7 +119,8 @@ def make_scratch(
         # The batches are those that were trained, whatever would be made of their scores now.
         trained = replace(pinned, filters_anew=False)
         document = {**run_document(config, run_id, RunPlan(**body["plan"]), None), "replay": trained.to_json()}
-        scratch.write_run({**document, "cpu_threads": body.get("cpu_threads")})
+        kept: dict[str, Any] = {key: body[key] for key in ("cpu_threads", "vision") if key in body}
+        scratch.write_run({"cpu_threads": None, **document, **kept})
     except BaseException:
         _clear(scratch)
         raise

@@ -36,6 +36,11 @@ OPERATIONAL = (
     "reward.remote_concurrency",
     "reward.remote_token_env",
     "reward.model_num_ranks",
+    "agent.step_timeout",
+    "agent.episode_timeout",
+    "agent.max_processes",
+    "agent.server.host",
+    "data.image_timeout",
     "ds.use_universal_ckpt",
 )
 

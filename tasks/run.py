@@ -154,6 +154,9 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         document = run_document(config, run_id, plan, flow_run_id)
         if replay is not None:
             document["replay"] = replay.to_json()
+        vision = source.get("vision") if facts is None else facts.vision
+        if vision is not None:  # the ranks and every later start compare theirs with it
+            document["vision"] = vision
         await fix_plan(known, {**document, "cpu_threads": threads}, plan, "data.prompt_dataset")
         return PlannedSteps(plan.total_steps, plan.critic_steps)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.cluster.images import check_image_processor, image_loader
 from rlhf_core.errors import WorkerError
 from rlhf_core.telemetry import get_logger
 
@@ -12,7 +14,8 @@ if TYPE_CHECKING:
 
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.generation.engine import Outcome, VllmEngine
-    from rlhf_core.records import GenerateRequest
+    from rlhf_core.generation.serving.server import SessionServer
+    from rlhf_core.records import GenerateRequest, Session, SessionRecord, SessionRequest
     from rlhf_core.weights import WeightUpdate
 
 logger = get_logger(__name__)
@@ -25,6 +28,7 @@ class EngineWorker:
         context.enter(f"engine-{index}")
         self._context = context
         self._engine: VllmEngine | None = None
+        self._sessions: SessionServer | None = None  # made when the first session is opened
 
     async def start(self) -> int:
         """Load the model as it was before training. Returns the policy version: 0."""
@@ -35,8 +39,10 @@ class EngineWorker:
         if self._engine is None:
             config = self._context.config
             model = self._context.model("policy")
-            engine = VllmEngine(EngineSettings.from_config(config, model, self._context.device))
+            settings = EngineSettings.from_config(config, model, self._context.device)
+            engine = VllmEngine(settings, image_loader(self._context.store))
             await engine.start(version=0)
+            check_image_processor(self._context.store, engine.image_processor)
             self._engine = engine
         return self._engine.version
 
@@ -57,8 +63,28 @@ class EngineWorker:
         return self._engine.version
 
     async def drop_requests(self) -> None:
-        """End what an earlier rollout left in flight: nobody waits for it any more."""
+        """End what an earlier rollout left in flight, its sessions included: nobody waits for it any more."""
+        if self._sessions is not None:
+            await self._sessions.close_all()
         await self._running.drop_requests()
+
+    async def open_session(self, request: SessionRequest) -> Session:
+        """See ``AgentServer``."""
+        return await self._server.open_session(request)
+
+    async def rewards_posted(self, session_ids: list[str], seconds: float) -> list[str]:
+        """Which of the sessions were given their reward with ``done``; waits so long for the first one."""
+        return await self._server.rewards_posted(session_ids, seconds)
+
+    async def close_session(self, session_id: str) -> SessionRecord:
+        """See ``AgentServer``.
+
+        Raises:
+            WorkerError: the engine died: what the session holds may be cut off.
+        """
+        record = await self._server.close_session(session_id)
+        await self._running.check_health()
+        return record
 
     async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
         """Meet the training ranks (nccl, ipc)."""
@@ -70,10 +96,34 @@ class EngineWorker:
         return self._running.version
 
     async def shutdown(self) -> None:
-        """Stop the engine."""
+        """Stop the server and the engine."""
+        if self._sessions is not None:
+            await self._sessions.stop()
+            self._sessions = None
         if self._engine is not None:
             await self._engine.shutdown()
             self._engine = None
+
+    @property
+    def _server(self) -> SessionServer:
+        if self._sessions is None:
+            import ray
+
+            from rlhf_core.generation.serving.options import ServerOptions
+            from rlhf_core.generation.serving.server import SessionServer
+
+            reached_at = ray.util.get_node_ip_address()
+            options = ServerOptions.from_config(self._context.config, self._context.model("policy"), reached_at)
+            processor = self._running.image_processor
+            options = replace(
+                options,
+                banned_ids=tuple(sorted(self._running.banned_ids)),
+                image_token_id=None if processor is None else processor.image_token_id,
+            )
+            # Without data.max_images_per_prompt the trainer reads text only, whatever the model could see.
+            store_image = None if processor is None else self._context.store.put_image
+            self._sessions = SessionServer(self._running, options, store_image)
+        return self._sessions
 
     @property
     def _running(self) -> VllmEngine:

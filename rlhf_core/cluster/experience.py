@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from rlhf_core.algorithms.corrections import effective_share
 from rlhf_core.algorithms.estimators import estimator_named
 from rlhf_core.algorithms.kl import kl_estimate
 from rlhf_core.algorithms.shaping import ShapingSettings, shape_rewards
-from rlhf_core.records import Experience, Trajectory, action_mask
+from rlhf_core.records import Experience, Trajectory, action_mask, episodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +37,7 @@ def make_experience(
     """Rewards, log-probs and values become advantages (ALGORITHMS section 1), over the whole batch at once.
 
     Args:
-        chosen: the rows, each with its reward.
+        chosen: the rows, each with its reward; the segments of an episode in their order, all of them.
         old: log-probs of the policy, by row.
         ref: of the reference model; None without one.
         values: of the critic, ``[T]``, or ``[T + 1]`` with ``algo.advantage.bootstrap_truncated``; None without one.
@@ -50,12 +49,13 @@ def make_experience(
     old_BT = _padded([old[row.key] for row in chosen])
     ref_BT = None if ref is None else _padded([ref[row.key] for row in chosen])
     kl_BT = None if ref_BT is None else kl_estimate(old_BT, ref_BT, algo.kl.estimator)
-    lengths = _episode_lengths(chosen)
-    truncated = {row.key[:2] for row in chosen if row.stop_reason.truncated}
+    episodes = episodes_of(chosen)
+    numbers = {episode.key: number for number, episode in enumerate(episodes)}
+    episode_B = torch.tensor([numbers[row.key[:2]] for row in chosen])  # the segments of an episode share its reward
     shaped = shape_rewards(
-        torch.tensor([_reward(row) for row in chosen], dtype=torch.float64),
-        torch.tensor([lengths[row.key[:2]] for row in chosen]),
-        torch.tensor([row.key[:2] in truncated for row in chosen]),  # the segments of an episode share its reward
+        torch.tensor([_reward(episode.last) for episode in episodes], dtype=torch.float64),
+        torch.tensor([episode.num_actions for episode in episodes]),
+        torch.tensor([episode.truncated for episode in episodes]),
         ShapingSettings(
             max_new_tokens=config.rollout.max_new_tokens,
             clip_range=config.reward.clip_range,
@@ -67,7 +67,7 @@ def make_experience(
     penalty = kl_BT is not None and not algo.kl.use_loss
     result = compute_advantages(
         AdvantageInput(
-            rewards_B=shaped.rewards_N,
+            rewards_B=shaped.rewards_N[episode_B],
             group_keys=[row.group_id for row in chosen],
             sample_keys=[row.sample_index for row in chosen],
             mask_BT=mask_BT,
@@ -99,6 +99,7 @@ def make_experience(
             shaped_reward=float(result.shaped_B[i]),
             temperature=row.sampling.temperature,
             constrained=row.sampling.constrained,
+            images=row.images,
         )
         for i, row in enumerate(chosen)
     ]
@@ -142,14 +143,6 @@ def _padded(arrays: Sequence[NDArray[Any]]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(
         [torch.from_numpy(np.ascontiguousarray(a)) for a in arrays], batch_first=True
     )
-
-
-def _episode_lengths(rows: Sequence[Trajectory]) -> dict[tuple[str, int], int]:
-    """Action tokens of each episode, over its segments."""
-    lengths: Counter[tuple[str, int]] = Counter()
-    for row in rows:
-        lengths[row.group_id, row.sample_index] += row.num_actions
-    return dict(lengths)
 
 
 def _zero_groups(rows: Sequence[Trajectory], std_B: torch.Tensor) -> float:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from rlhf_core.algorithms.passk import ScoredGroup, by_datasource, mean_pass_at_k, mean_score
-from rlhf_core.records import RewardStatus, Trajectory, action_mask
+from rlhf_core.records import EpisodeRows, RewardStatus, Trajectory, action_mask, episodes_of
 from rlhf_core.telemetry import throughput
 
 if TYPE_CHECKING:
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from rlhf_core.config import Config
     from rlhf_core.storage import RewardRow
+
+_Number = TypeVar("_Number", int, float)
+AGENT = "agent/"  # before the names of an executor's metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,12 @@ class RolloutTally:
     failed: int = 0
     tokens: int = 0  # of the answers that did not fail
     longest: int = 0  # of them, in tokens
+    turns: int = 0  # of them: times the policy spoke
+    segments: int = 0  # rows of all samples: more than samples where token prefixes broke
     truncated: int = 0
     stops: dict[str, int] = field(default_factory=dict)  # stop reason -> samples
+    logs: dict[str, float] = field(default_factory=dict)  # metric of the executor -> its sum over them
+    logged: dict[str, int] = field(default_factory=dict)  # metric of the executor -> how many of them have it
     sampled_tokens: int = 0  # by this attempt, not found published by an earlier one
     seconds: float = 0.0  # wall time of this attempt
 
@@ -39,8 +46,12 @@ class RolloutTally:
             failed=self.failed + other.failed,
             tokens=self.tokens + other.tokens,
             longest=max(self.longest, other.longest),
+            turns=self.turns + other.turns,
+            segments=self.segments + other.segments,
             truncated=self.truncated + other.truncated,
-            stops=dict(Counter(self.stops) + Counter(other.stops)),
+            stops=_added(self.stops, other.stops),
+            logs=_added(self.logs, other.logs),
+            logged=_added(self.logged, other.logged),
             sampled_tokens=self.sampled_tokens + other.sampled_tokens,
             seconds=self.seconds + other.seconds,
         )
@@ -54,10 +65,13 @@ class RolloutTally:
             "rollout/tokens": float(self.tokens),
             "rollout/length_mean": self.tokens / usable,
             "rollout/length_max": float(self.longest),
+            "rollout/turns_mean": self.turns / usable,
+            "rollout/segments": float(self.segments),
             "rollout/truncated_share": self.truncated / usable,
             "rollout/seconds": self.seconds,
             "rollout/tokens_per_second": throughput(float(self.sampled_tokens), self.seconds),
             **{f"rollout/stop_{reason}": count / samples for reason, count in sorted(self.stops.items())},
+            **{name: self.logs[name] / count for name, count in sorted(self.logged.items())},
         }
 
 
@@ -70,14 +84,20 @@ def tally_rollout(sampled: Sequence[Trajectory], seconds: float, found: Sequence
         found: rows an earlier attempt published: part of the rollout, not of its speed.
     """
     rows = [*found, *sampled]
-    usable = [row for row in rows if not row.failed]
+    episodes = episodes_of(rows)
+    usable = [episode for episode in episodes if not episode.failed]
+    logs = _logs(usable)
     return RolloutTally(
-        samples=len(rows),
-        failed=len(rows) - len(usable),
-        tokens=sum(row.num_actions for row in usable),
-        longest=max((row.num_actions for row in usable), default=0),
-        truncated=sum(row.stop_reason.truncated for row in usable),
-        stops=dict(Counter(str(row.stop_reason) for row in rows)),
+        samples=len(episodes),
+        failed=len(episodes) - len(usable),
+        tokens=sum(episode.num_actions for episode in usable),
+        longest=max((episode.num_actions for episode in usable), default=0),
+        turns=sum(episode.num_turns for episode in usable),
+        segments=len(rows),
+        truncated=sum(episode.truncated for episode in usable),
+        stops=dict(Counter(str(episode.stop_reason) for episode in episodes)),
+        logs={name: sum(values) for name, values in logs.items()},
+        logged={name: len(values) for name, values in logs.items()},
         sampled_tokens=sum(row.num_actions for row in sampled),
         seconds=seconds,
     )
@@ -129,12 +149,15 @@ def reward_metrics(rows: Sequence[RewardRow], seconds: float) -> dict[str, float
 
 def evaluation_metrics(rows: Sequence[Trajectory], config: Config) -> dict[str, float]:
     """Of scored rows; failed ones are counted and left out of the means."""
-    groups = _scored_groups(rows)
-    rewards = [row.reward for row in rows if row.reward is not None]
-    metrics = {"eval/prompts": float(len(groups)), "eval/failed": float(len(rows) - len(rewards))}
-    if rewards:
-        metrics["eval/reward_mean"] = float(np.mean(rewards))
-        metrics["eval/length_mean"] = float(np.mean([row.num_actions for row in rows if row.reward is not None]))
+    episodes = episodes_of(rows)
+    groups = _scored_groups(episodes)
+    scored = [episode for episode in episodes if episode.last.reward is not None]
+    metrics = {"eval/prompts": float(len(groups)), "eval/failed": float(len(episodes) - len(scored))}
+    metrics |= {f"eval/{name}": value for name, value in _of_episodes(scored).items()}
+    of_sources = datasource_metrics(rows, config.eval.success_threshold)
+    metrics |= {f"eval/{name}": value for name, value in of_sources.items()}
+    logs = {name: values for name, values in _logs(scored).items() if name.startswith(AGENT)}  # not the reward source's
+    metrics |= {f"eval/{name}": float(np.mean(values)) for name, values in logs.items()}
     score = mean_score(groups)
     if score is not None:
         metrics["eval/score_mean"] = score
@@ -143,12 +166,33 @@ def evaluation_metrics(rows: Sequence[Trajectory], config: Config) -> dict[str, 
     return metrics
 
 
+def datasource_metrics(rows: Sequence[Trajectory], threshold: float) -> dict[str, float]:
+    """Of scored rows, by datasource: ``<datasource>/reward_mean`` and so on; {} if there is only one datasource.
+
+    ``success`` is the share of episodes with a score of at least ``threshold``; those without a score are left out.
+    """
+    sources: dict[str, list[EpisodeRows]] = {}
+    for episode in episodes_of(rows):
+        sources.setdefault(episode.last.datasource, []).append(episode)
+    if len(sources) < 2:
+        return {}
+    metrics: dict[str, float] = {}
+    for source, members in sorted(sources.items()):
+        scored = [episode for episode in members if episode.last.reward is not None]
+        scores = [episode.last.score for episode in scored if episode.last.score is not None]
+        named = {"samples": float(len(members)), **_of_episodes(scored)}
+        if scores:
+            named["score_mean"] = float(np.mean(scores))
+            named["success"] = sum(score >= threshold for score in scores) / len(scores)
+        metrics |= {f"{source}/{name}": value for name, value in named.items()}
+    return metrics
+
+
 def outcomes(rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
     """What became of each held-out prompt, [P], to compare two versions prompt by prompt. A failed sample has None."""
     groups: dict[str, list[Trajectory]] = {}
-    for row in rows:
-        if not row.segment_index:  # segments of one sample share its reward
-            groups.setdefault(row.group_id, []).append(row)
+    for episode in episodes_of(rows):  # the segments of one sample share its reward
+        groups.setdefault(episode.last.group_id, []).append(episode.last)
     return [
         {
             "prompt": members[0].prompt_id,
@@ -160,28 +204,57 @@ def outcomes(rows: Sequence[Trajectory]) -> list[dict[str, Any]]:
     ]
 
 
-def readable(row: Trajectory) -> dict[str, Any]:
-    """A row of the tables that people read."""
-    mask = action_mask(row.action_ranges, len(row.token_ids))
-    logprobs = row.rollout_logprobs[mask]
+def readable(episode: EpisodeRows) -> dict[str, Any]:
+    """A row of the tables that people read: one for each episode."""
+    spoken = [row.rollout_logprobs[action_mask(row.action_ranges, len(row.token_ids))] for row in episode.rows]
+    logprobs = np.concatenate(spoken)
+    row = episode.last
+    answers = [part.transcript or part.answer for part in episode.rows]  # all turns of a segment
+    if len(answers) > 1:
+        answers = [f"[segment {number}] {answer}" for number, answer in enumerate(answers)]
     return {
         "reward": row.reward,
-        "answer": row.answer if row.error is None else f"[failed] {row.error}",
+        "answer": "\n".join(answers) if not episode.failed else f"[failed] {episode.error or episode.stop_reason}",
         "prompt": row.prompt,
         "label": row.label,
         "score": row.score,
-        "tokens": row.num_actions,
+        "tokens": episode.num_actions,
         "logprob": round(float(logprobs.mean()), 4) if logprobs.size else None,
-        "stop": str(row.stop_reason),
+        "stop": str(episode.stop_reason),
         "group": row.group_id,
         "sample": row.sample_index,
     }
 
 
-def _scored_groups(rows: Sequence[Trajectory]) -> list[ScoredGroup]:
+def _logs(episodes: Sequence[EpisodeRows]) -> dict[str, list[float]]:
+    """What executors and agents counted, by name: a number for each episode that has it, from its last segment."""
+    logs: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.last.metrics.items():
+            logs.setdefault(name, []).append(value)
+    return logs
+
+
+def _added(one: dict[str, _Number], other: dict[str, _Number]) -> dict[str, _Number]:
+    """Sums by name."""
+    return {name: one.get(name, 0) + other.get(name, 0) for name in one.keys() | other.keys()}
+
+
+def _of_episodes(episodes: Sequence[EpisodeRows]) -> dict[str, float]:
+    """Means over episodes that have a reward; nothing without one."""
+    if not episodes:
+        return {}
+    return {
+        "reward_mean": float(np.mean([episode.last.reward for episode in episodes])),
+        "length_mean": float(np.mean([episode.num_actions for episode in episodes])),
+        "turns_mean": float(np.mean([episode.num_turns for episode in episodes])),
+    }
+
+
+def _scored_groups(episodes: Sequence[EpisodeRows]) -> list[ScoredGroup]:
     """One a prompt, also where none of its samples has a score."""
     scores: dict[tuple[str, str], list[float]] = {}
-    for row in rows:
+    for row in (episode.last for episode in episodes):
         of_prompt = scores.setdefault((row.group_id, row.datasource), [])
         if row.score is not None:
             of_prompt.append(row.score)

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.engine_group import RayEngineGroup
+from rlhf_core.cluster.images import check_image_processor, image_loader
 from rlhf_core.cluster.rank_worker import RankWorker, TrainedWorker, trained_rows
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class PolicyWorker(TrainedWorker["PolicyTrainer"]):
 
         if self._trainer is None:
             model = self._context.model("policy")
-            self._trainer = PolicyTrainer(self._config, model, self._join(seat), total_steps)
+            trainer = PolicyTrainer(self._config, model, self._join(seat), total_steps, image_loader(self._store))
+            check_image_processor(self._store, trainer.image_processor)
+            self._trainer = trainer
         return self._trainer.version
 
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
@@ -76,7 +79,11 @@ class ReferenceWorker(RankWorker):
         from rlhf_core.training.reference import ReferenceModel
 
         if self._model is None:
-            self._model = ReferenceModel(self._config, self._context.model("reference"), self._join(seat))
+            model, load = self._context.model("reference"), image_loader(self._store)
+            reference = ReferenceModel(self._config, model, self._join(seat), load)
+            if model == self._context.model("policy"):  # another model has eyes of its own
+                check_image_processor(self._store, reference.image_processor)
+            self._model = reference
 
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Log-probs of this rank's share of the trained rows, ``[T]`` each."""

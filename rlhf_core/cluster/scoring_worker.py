@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
 
 from rlhf_core.cluster.measures import (
+    datasource_metrics,
     evaluation_metrics,
     outcomes,
     readable,
@@ -29,7 +30,7 @@ from rlhf_core.cluster.selection import rows_of_batch, trainable, usable_scores,
 from rlhf_core.cluster.wait import PROCESS_GONE
 from rlhf_core.data import load_tokenizer
 from rlhf_core.errors import ConfigError, RunFailedError, WorkerError
-from rlhf_core.records import RewardResult, RewardStatus, Trajectory
+from rlhf_core.records import RewardResult, RewardStatus, Trajectory, episodes_of
 from rlhf_core.rewards import check_reward_config, make_reward_source, reward_request
 from rlhf_core.rewards.normalise import normalisation_metrics
 from rlhf_core.storage import RewardRow
@@ -50,6 +51,13 @@ if TYPE_CHECKING:
 
     # role -> object references to what each of its ranks says of its share of the rows: policy, reference, critic
     Answers: TypeAlias = dict[str, list[Any]]
+
+
+UNREWARDED = RewardResult(
+    RewardStatus.ERROR,
+    error="the agent gave no reward, and there is no other source: answer rewards in a step, or set reward.functions, "
+    "reward.remote_url or reward.model_name_or_path",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,7 @@ class ScoringWorker:
         if self._source is not None:
             return
         await asyncio.to_thread(check_algorithms, self._config)
-        if self._config.scores:
+        if self._config.scores and self._config.has_reward_source:
             await asyncio.to_thread(check_reward_config, self._config.reward)
             model = None
             if max_len is not None:
@@ -167,22 +175,24 @@ class ScoringWorker:
             return Assembled((), trained=0, failed=0, metrics={})
         chosen = trainable(rows, self._config.rollout.on_error)
         if not chosen:
-            reasons = Counter(row.error or f"reward {row.reward_status}" for row in rows)
+            reasons = Counter(episode.error or f"reward {episode.last.reward_status}" for episode in episodes_of(rows))
             raise RunFailedError(f"iteration {iteration}: no sample is left to train on: {reasons.most_common(3)}")
         old, ref, values = [
             await _merged(references) if references else None
             for references in (answers["policy"], answers["reference"], answers["critic"])
         ]
         assert old is not None, "every run has a policy"
-        finite = [
-            row for row in chosen if all(_finite(said[row.key]) for said in (old, ref, values) if said is not None)
-        ]
-        if not finite:
+        lost = {
+            row.key[:2]
+            for row in chosen
+            if not all(_finite(said[row.key]) for said in (old, ref, values) if said is not None)
+        }
+        chosen = [row for row in chosen if row.key[:2] not in lost]
+        if not chosen:
             raise RunFailedError(
                 f"iteration {iteration}: no row has finite log-probs and values: the weights of the policy or the critic "
                 "are broken"
             )
-        broken, chosen = len(chosen) - len(finite), finite
         experience, metrics = make_experience(chosen, old, ref, values, kl_coef, self._config)
         part = await asyncio.to_thread(self._store.publish_experience, iteration, experience)
         trained = len({row.group_id for row in chosen})
@@ -193,7 +203,11 @@ class ScoringWorker:
             metrics={
                 **metrics,
                 **(source_metrics(chosen) if self._config.is_replay else staleness_metrics(chosen, iteration)),
-                "advantage/not_finite": float(broken),
+                **{
+                    f"reward/{name}": value
+                    for name, value in datasource_metrics(rows, self._config.eval.success_threshold).items()
+                },
+                "advantage/not_finite": float(len(lost)),
                 "advantage/seconds": watch.seconds,
             },
         )
@@ -222,16 +236,18 @@ class ScoringWorker:
         answers, _ = await self._score(rows, None)  # as they are: versions are compared
         scored = {(row.group_id, row.sample_index): row.result for row in answers}
         judged = with_rewards(rows, scored)
-        readable_rows = [readable(row) for row in judged[:sample_rows]]
+        readable_rows = [readable(episode) for episode in episodes_of(judged)[:sample_rows]]
         return evaluation_metrics(judged, self._config), readable_rows, outcomes(judged)
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
         """Readable rows for people: the best and the worst first, then others."""
         rows = await asyncio.to_thread(rows_of_batch, self._store, rollout, reward)
-        ranked = sorted(rows, key=lambda row: (row.reward is None, -(row.reward or 0.0)))
+        ranked = sorted(
+            episodes_of(rows), key=lambda episode: (episode.last.reward is None, -(episode.last.reward or 0.0))
+        )
         half = (count + 1) // 2
         picked = ranked if len(ranked) <= count else [*ranked[:half], *ranked[-(count - half) :]]
-        return [readable(row) for row in picked]
+        return [readable(episode) for episode in picked]
 
     async def shutdown(self) -> None:
         """End the reward processes."""
@@ -243,22 +259,27 @@ class ScoringWorker:
         self, rows: Sequence[Trajectory], norm_state: NormState | None
     ) -> tuple[list[RewardRow], NormState]:
         """One reward an episode: the executor's own where it gave one, else the source's, normalised if there is a state."""
-        episodes = {(row.group_id, row.sample_index): row for row in sorted(rows, key=lambda row: row.key)}
-        asked = [row for row in episodes.values() if not row.failed and row.reward is None]
-        assert self._source is not None, "start() comes first"
+        played = sorted(episodes_of(rows), key=lambda episode: episode.key)
+        asked = [episode.last for episode in played if not episode.failed and episode.last.reward is None]
         requests = [reward_request(row) for row in asked]
-        if norm_state is None:
+        if self._source is None:  # start() makes one unless the agent is to reward by itself
+            answers, norm_state = [UNREWARDED] * len(asked), norm_state or {}
+        elif norm_state is None:
             answers, norm_state = await self._source.score(requests), {}
         else:
             answers, norm_state = await self._source.score_normalised(requests, norm_state)
         results = {(row.group_id, row.sample_index): answer for row, answer in zip(asked, answers, strict=True)}
-        for key, row in episodes.items():
-            if row.failed:
-                results[key] = RewardResult(status=RewardStatus.SKIPPED, error=row.error)
+        for episode in played:
+            row = episode.last
+            if episode.failed:
+                results[episode.key] = RewardResult(status=RewardStatus.SKIPPED, error=episode.error)
             elif row.reward is not None:
                 score = row.reward if row.score is None else row.score
-                results[key] = RewardResult(status=RewardStatus.OK, reward=row.reward, score=score)
-        return [RewardRow(group, sample, results[group, sample]) for group, sample in episodes], norm_state
+                results[episode.key] = RewardResult(status=RewardStatus.OK, reward=row.reward, score=score)
+            elif row.score is not None and results[episode.key].reward is not None:
+                # The agent knows what a success is; what it is worth is the source's to say.
+                results[episode.key] = replace(results[episode.key], score=row.score)
+        return [RewardRow(*episode.key, results[episode.key]) for episode in played], norm_state
 
 
 def check_answers(rows: Sequence[Trajectory], tokenizer: Tokenizer, model: str) -> None:

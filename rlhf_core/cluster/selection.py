@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rlhf_core.records import RewardResult, RewardStatus, Trajectory
+from rlhf_core.records import RewardResult, RewardStatus, Trajectory, episodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -56,11 +56,16 @@ def with_rewards(
 def trainable(rows: Sequence[Trajectory], on_error: str) -> list[Trajectory]:
     """The rows of ``with_rewards`` that are trained.
 
-    A failed sample is never trained, and never a zero. With ``keep_group`` its group goes on with the rest; with
-    ``drop_group`` the group goes with it.
+    A failed sample is never trained, and never a zero: all its segments are left out. With ``keep_group`` its group goes on
+    with the rest; with ``drop_group`` the group goes with it.
     """
-    broken = {row.group_id for row in rows if _failed(row)} if on_error == "drop_group" else set()
-    return [row for row in rows if not _failed(row) and row.num_actions > 0 and row.group_id not in broken]
+    failed = {episode.key for episode in episodes_of(rows) if episode.failed or not _is_scored(episode.last)}
+    broken = {group_id for group_id, _ in failed} if on_error == "drop_group" else set()
+    return [
+        row
+        for row in rows
+        if row.key[:2] not in failed and not row.failed and row.num_actions > 0 and row.group_id not in broken
+    ]
 
 
 def usable_scores(rows: Sequence[Trajectory], on_error: str) -> dict[str, list[float]]:
@@ -73,5 +78,5 @@ def usable_scores(rows: Sequence[Trajectory], on_error: str) -> dict[str, list[f
     return {group_id: list(of_group.values()) for group_id, of_group in scores.items()}
 
 
-def _failed(row: Trajectory) -> bool:
-    return row.failed or row.reward_status is not RewardStatus.OK
+def _is_scored(row: Trajectory) -> bool:
+    return row.reward_status is RewardStatus.OK

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PositiveFloat, PositiveInt, SecretStr, model_validator
 
 from rlhf_core.config import rules
+from rlhf_core.config.agent_rules import ExecutionMode, modes_of
 from rlhf_core.config.base import FloatList, Fraction, NonNegativeFloat, NonNegativeInt, Section, StringList
 from rlhf_core.config.trained import AdamConfig, BatchedTrainConfig, DeepSpeedConfig, HeldOutConfig, TrainedModelConfig
 
@@ -141,7 +142,7 @@ class RolloutConfig(Section):
     on_error: Literal["keep_group", "drop_group", "fail"] = "keep_group"
     """A failed sample: its group goes on with the rest, is dropped, or fails the run."""
     max_consecutive_failures: PositiveInt = 32
-    """So many samples that fail in a row, over all groups, stop the run with their cause."""
+    """So many samples that fail in a row, in the order in which they were drawn, stop the run with their cause."""
     publish_groups: PositiveInt = 8
     """A shard is published once so many groups have finished; those that finish together share one. Also every few seconds."""
 
@@ -153,8 +154,9 @@ class DataConfig(Section):
     """Where prompts come from and how they become tokens."""
 
     prompt_dataset: StringList = Field(min_length=1)
-    """Comma list of: .json, .jsonl, .csv, .parquet, .arrow files; a folder of ``save_to_disk``; a hub id; or
-    ``path.py:function`` (optionally ``path.py:function?key=value&...``), which returns or yields rows."""
+    """Comma list of: .json, .jsonl, .csv, .parquet, .arrow files; a folder of ``save_to_disk``; a hub id;
+    ``path.py:function`` (optionally ``path.py:function?key=value&...``), which returns or yields rows; or ready-made
+    environments, ``env:collection/name?key=value&...`` (docs/agents.md)."""
     prompt_split: str = "train"
     """Split of a Hugging Face dataset."""
     prompt_probs: FloatList | None = None
@@ -166,9 +168,15 @@ class DataConfig(Section):
     id_key: str | None = None
     """Column of the row id; default: the datasource and the row number."""
     image_key: str = "images"
-    """Column of image paths or URLs."""
+    """Column of the prompt's images: one or a list of paths, URLs, data URLs, base64, bytes, or Hugging Face images."""
     max_images_per_prompt: NonNegativeInt = 0
-    """0: text only."""
+    """Most images of one prompt; a row with more is refused. 0: text only, also where the model could see."""
+    image_max_bytes: PositiveInt = 32 * 2**20
+    """Largest file or download of one image."""
+    image_max_pixels: int = Field(default=64 * 2**20, gt=0, le=170 * 2**20)
+    """Largest image, width times height, before its pixels are unpacked."""
+    image_timeout: PositiveFloat = 30
+    """Seconds the download of one image may take."""
     tools_key: str = "tools"
     """Column of tool schemas for the chat template, used where present."""
     apply_chat_template: bool = False
@@ -330,8 +338,24 @@ class AgentServerConfig(Section):
     """vLLM's parser of tool calls; null: calls with tools are answered with plain text."""
     reasoning_parser: str | None = None
     """vLLM's parser of thinking; null: it stays in the text."""
+    image_hosts: StringList = ()
+    """Hosts in this network from which images of messages may be fetched; public ones always may."""
     train_constrained: bool = False
-    """Train on answers whose tokens a grammar, a forced tool call or a penalty chose together with the policy."""
+    """Train on answers whose tokens a grammar, a forced tool call or a bias chose together with the policy."""
+
+
+class SandboxConfig(Section):
+    """Where the tool ``python`` runs code: a process for each call, without network, other processes or credentials."""
+
+    memory_mib: int = Field(default=512, ge=64)
+    """Address space of the process, MiB; beyond it the code gets a MemoryError."""
+    disk_mib: PositiveInt = 8
+    """Files it may write, MiB; they are deleted after the call."""
+    packages: bool = False
+    """Installed packages may be imported, not only the standard library; the code can then read all of them."""
+    open_files: bool = False
+    """Run also where the kernel has no Landlock: the code can then read and write what the user of the run can,
+    the environment of its processes included."""
 
 
 class AgentConfig(Section):
@@ -348,12 +372,22 @@ class AgentConfig(Section):
     """Seconds one ``reset`` or ``step`` may take; then its process is killed and its sample fails."""
     episode_timeout: PositiveFloat = 1800
     """Seconds an OpenAI-API agent may take for one episode."""
-    max_processes: PositiveInt = 64
-    """Environments or agents that run at once, each in a process of its own; further episodes wait."""
+    max_processes: PositiveInt = 256
+    """Environments or agents that run at once, each in a process of its own; further episodes wait. Fewer than
+    ``vllm.max_num_seqs`` leave the engines idle. One forked from a file takes 3 to 9 MB of its own and what its episode
+    loads; a program (``agent.command``) all that it needs."""
     tools: StringList = ()
     """Tools that the policy may call: ``python`` (a sandbox), or ``path.py:function`` with type hints and a docstring."""
     tool_format: Literal["hermes", "json"] = "hermes"
     """How the policy writes a tool call: ``<tool_call>{...}</tool_call>``, or the bare JSON object."""
+    tool_timeout: PositiveFloat = 10
+    """Seconds one tool call may take; then the policy is told so, and the episode goes on."""
+    tool_result_chars: int = Field(default=4000, ge=100)
+    """Longest result of a tool, characters; of a longer one the beginning and the end are kept."""
+    tool_max_calls: PositiveInt = 4
+    """Tool calls in one turn; the policy is told that those beyond were not run."""
+    sandbox: SandboxConfig = SandboxConfig()
+    """Of the tool ``python``."""
     command: StringList = ()
     """An agent as a program, with its arguments: finds OPENAI_BASE_URL and OPENAI_API_KEY in its environment."""
     url: StringList = ()
@@ -555,6 +589,17 @@ class Config(Section):
         """Tokens of a micro-batch when log-probs and values are recomputed; None: it is cut by rows."""
         budget = self.train.token_budget
         return None if budget is None else self.rollout.max_tokens_per_gpu or budget
+
+    @property
+    def execution_mode(self) -> ExecutionMode:
+        """Who plays the episodes: what is found first; more than one is refused."""
+        return next(iter(modes_of(self)), "single_turn")
+
+    @property
+    def has_reward_source(self) -> bool:
+        """True if something besides the agent scores answers."""
+        reward = self.reward
+        return bool(reward.functions or reward.remote_url) or reward.model_name_or_path is not None
 
     @property
     def loss_aggregation(self) -> str:

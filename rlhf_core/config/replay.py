@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Span: TypeAlias = tuple[int, int]  # first and last
 
 # Sections and keys that decided what was sampled.
-SAMPLED = ("data", "vllm", "rollout", "train.num_episodes", "train.max_iterations", "train.agent_func_path")
+SAMPLED = ("data", "vllm", "rollout", "agent", "train.num_episodes", "train.max_iterations", "train.agent_func_path")
 # Of those sections: how the samples are trained, and how the run is operated.
 OF_TRAINING = (
     "rollout.micro_batch_size",
@@ -37,6 +37,10 @@ OF_TRAINING = (
     "vllm.gpu_memory_utilization",
     "vllm.sync_timeout",
     "vllm.request_timeout",
+    "agent.step_timeout",
+    "agent.episode_timeout",
+    "agent.max_processes",
+    "data.image_timeout",
 )
 # What a sample's reward depends on; shaping (clipping, overlong answers) is applied to whatever reward there is.
 SCORED = (

@@ -9,7 +9,9 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, urlsplit
 
+from rlhf_core.config.agent_rules import AGENT_RULES
 from rlhf_core.config.model_spec import is_run_model, parse_run_model
+from rlhf_core.config.vision_rules import VISION_RULES
 from rlhf_core.errors import ConfigError
 from rlhf_core.user_file import FROM_FILE
 
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
 # key -> what it would switch on. Any value other than the default is refused.
 NOT_BUILT: dict[str, str] = {
-    "actor.freeze_visual_encoder": "vision-language training",
     "ref.offload": "offloading the reference model",
     "ds.adam_offload": "optimizer offload",
     "ds.tensor_parallel_size": "tensor parallelism in training",
@@ -33,8 +34,6 @@ NOT_BUILT: dict[str, str] = {
     "ds.enable_sleep": "sleep of the training states",
     "ds.lora": "LoRA",
     "vllm.enable_sleep": "sleep of the engines",
-    "data.max_images_per_prompt": "vision-language prompts",
-    "train.agent_func_path": "multi-turn and OpenAI-API agents",
     "train.async_enable": "the asynchronous pipeline",
     "train.async_queue_size": "the asynchronous pipeline",
     "train.partial_rollout_enable": "partial rollout",
@@ -237,7 +236,7 @@ def lengths_fit(config: Config) -> Iterator[str]:
 def reward_source_exists(config: Config) -> Iterator[str]:
     """Something must score the answers: functions, servers and a trained model, in any combination."""
     reward = config.reward
-    if not reward.functions and not reward.remote_url and reward.model_name_or_path is None:
+    if not config.has_reward_source and config.execution_mode in ("single_turn", "tools"):  # other agents may reward
         yield (
             "no reward source: set reward.functions, reward.remote_url or reward.model_name_or_path (see docs/rewards.md)"
         )
@@ -529,4 +528,6 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     steps_are_positive,
     backends_match_device,
     no_credentials,
+    *AGENT_RULES,
+    *VISION_RULES,
 )

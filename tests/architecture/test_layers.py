@@ -22,10 +22,10 @@ CORE_LINES = [
     ["cluster"],
     ["training", "generation"],
     ["agents", "rewards", "batching", "weights", "lineage", "data"],
-    ["storage", "algorithms"],
+    ["storage", "algorithms", "environments", "vision", "processes"],
     ["config", "telemetry"],
     ["records"],
-    ["user_file"],
+    ["user_file", "chat_text"],
     ["errors"],
 ]
 LEVEL = {name: depth for depth, line in enumerate(CORE_LINES) for name in line}

@@ -13,6 +13,7 @@ import numpy as np
 from task_samples import Notebook, config
 
 from rlhf_core.agents import AgentExecutorBase
+from rlhf_core.agents.loading import Agent
 from rlhf_core.cluster import scoring_worker
 from rlhf_core.cluster.rollout_worker import RolloutWorker
 from rlhf_core.cluster.scoring_worker import ScoringWorker
@@ -118,8 +119,9 @@ class Session:
         context = SimpleNamespace(run_id="run", config=checked, store=store, enter=lambda worker: None)
         self.player, self.source = Answers(script), Rewards(script)
         self._rollout, self._scoring = RolloutWorker(context), ScoringWorker(context)
-        self._rollout._executor = self.player
-        self._rollout._tokenizer = None
+        self._rollout._agent = Agent(self.player, "a script")
+        self._rollout._tokenizer = self._rollout._images = None
+        self._rollout._end_ids = frozenset()
         self._rollout._prompts = [Prompt(f"row-{i}", "sums", f"{i} =", [11, 12]) for i in range(prompts)]
         self._rollout._order = PromptOrder([prompts], seed=3)
         self._scoring._source = self.source

@@ -5,7 +5,7 @@ from task_samples import MINIMAL
 
 from rlhf_core.config import ChainedRun, parse_config, parse_supervised_config
 from rlhf_core.records import Stage, StageManifest
-from tasks.chain import Headline, StageResult, chain_markdown, is_finished, stage_result, store_of
+from tasks.chain import Headline, StageResult, _check_start, chain_markdown, is_finished, stage_result, store_of
 
 SUPERVISED = {"model": {"model_name_or_path": "builtin:tiny"}, "data": {"dataset": "rows.jsonl"}}
 
@@ -70,6 +70,15 @@ def test_a_run_by_rewards_shows_the_reward_its_parts_and_what_was_held_out(tmp_p
         Headline("reward_log/digits", 0.5, 0.875),
         Headline("eval/reward_mean", -3.0, 7.0),
     )
+
+
+def test_a_stage_whose_agent_rewards_itself_needs_no_reward_function(tmp_path):
+    overrides = ["train.agent_func_path=agent.py", f"storage.root={tmp_path}"]
+    config = parse_config({key: value for key, value in MINIMAL.items() if key != "reward"}, overrides)
+
+    _check_start(ChainedRun("stage", "train", "demo-stage", config), (), {"CPU": 64.0})
+
+    assert not config.has_reward_source
 
 
 def test_a_stage_that_trained_nothing_has_nothing_to_show(tmp_path):

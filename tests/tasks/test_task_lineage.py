@@ -230,16 +230,27 @@ def export(run, version):
         ("data.prompt_dataset=other.jsonl", True),
         ("reward.num_workers=9", True),
         ("eval.steps=5", True),
+        ("data.image_timeout=9", True),
         ("eval.temperature=1", False),
         ("eval.dataset=other.jsonl", False),
         ("rollout.max_new_tokens=7", False),
         ("data.input_template={} =", False),
         ("reward.functions=[{use: length}]", False),
         ("ckpt.best_metric_key=eval/reward_mean", False),
+        ("train.agent_func_path=a.py", False),
     ],
 )
 def test_what_is_measured_alike(override, alike):
     plain = ("eval.dataset=h.jsonl", "ckpt.best_metric_key=eval/score_mean")
+
+    assert (comparable(config(*plain), {}) == comparable(config(*plain, override), {})) is alike
+
+
+@pytest.mark.parametrize(
+    ("override", "alike"), [("agent.max_processes=9", True), ("agent.max_turns=2", False), ("agent.args={a: 1}", False)]
+)
+def test_what_an_agent_makes_of_a_model_is_measured_alike(override, alike):
+    plain = ("eval.dataset=h.jsonl", "ckpt.best_metric_key=eval/score_mean", "train.agent_func_path=a.py")
 
     assert (comparable(config(*plain), {}) == comparable(config(*plain, override), {})) is alike
 

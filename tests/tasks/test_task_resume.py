@@ -71,6 +71,27 @@ def test_how_a_run_is_operated_may_change(store, override):
     check_resume(body_of(config()), config(override), store, "must", "flow-1")
 
 
+@pytest.mark.agents
+@pytest.mark.parametrize("override", ["agent.max_processes=8", "agent.step_timeout=90", "agent.server.host=0.0.0.0"])
+def test_an_agent_may_get_more_time_and_fewer_processes(store, override):
+    played = "train.agent_func_path=agent.py"
+
+    check_resume(body_of(config(played)), config(played, override), store, "must", "flow-1")
+
+
+@pytest.mark.agents
+def test_a_run_of_before_agents_goes_on(store):
+    """Its run.json knows neither the section ``agent`` nor the limits of images."""
+    body = body_of(config())
+    del body["config"]["agent"]
+    for name in ("image_max_bytes", "image_max_pixels", "image_timeout"):
+        del body["config"]["data"][name]
+
+    check_resume(body, config(), store, "must", "flow-1")
+    with pytest.raises(ConfigError, match=r"agent\.tools: \[\] in the run, \['python'\] now"):
+        check_resume(body, config("agent.tools=python", "data.apply_chat_template=true"), store, "must", "flow-1")
+
+
 def test_different_keys():
     old = {"a": 1, "b": {"c": 1, "run": 1}, "gone": 1, "run": {"x": 1}}
     new = {"a": 1, "b": {"c": 2, "run": 2}, "new": 2, "run": {"x": 2}}

@@ -16,7 +16,7 @@ from rlhf_core.cluster.measures import (
     staleness_metrics,
     tally_rollout,
 )
-from rlhf_core.records import RewardResult, RewardStatus, StopReason, VersionSpan
+from rlhf_core.records import EpisodeRows, RewardResult, RewardStatus, StopReason, VersionSpan
 from rlhf_core.storage import RewardRow
 
 
@@ -38,6 +38,8 @@ def test_a_rollout_in_numbers():
         "rollout/tokens": 8.0,
         "rollout/length_mean": 4.0,
         "rollout/length_max": 6.0,
+        "rollout/turns_mean": 1.0,
+        "rollout/segments": 4.0,
         "rollout/truncated_share": 0.5,
         "rollout/seconds": 2.0,
         "rollout/tokens_per_second": 4.0,
@@ -205,7 +207,7 @@ def test_the_outcome_of_each_prompt():
 
 
 def test_a_readable_row():
-    shown = readable(row("g1", 2, answer=3, reward=1.0))
+    shown = readable(EpisodeRows((row("g1", 2, answer=3, reward=1.0),)))
 
     assert shown == {
         "group": "g1",
@@ -221,7 +223,13 @@ def test_a_readable_row():
     }
 
 
+def test_a_readable_row_of_several_turns_shows_them_all():
+    shown = readable(EpisodeRows((row(transcript="1<|end|>\nwrong\n2"),)))
+
+    assert shown["answer"] == "1<|end|>\nwrong\n2"
+
+
 def test_a_failed_row_says_why():
-    shown = readable(failed())
+    shown = readable(EpisodeRows((failed(),)))
 
     assert (shown["answer"], shown["logprob"], shown["reward"]) == ("[failed] ValueError: broken", None, None)

@@ -69,10 +69,11 @@ def test_answers_are_scored_again_where_what_scores_them_changes(change, rewards
         "data.max_len=99",
         "vllm.num_engines=2",
         "train.num_episodes=2",
+        "agent.max_turns=3",
     ],
 )
 def test_what_was_sampled_belongs_to_the_source(change):
-    recorded = body("rollout.max_new_tokens=16")
+    recorded = body("rollout.max_new_tokens=16", "train.agent_func_path=agent.py")
 
     with pytest.raises(ConfigError, match=rf"{change.split('=')[0]}: .* decided what was sampled"):
         filters_anew(recorded, change)

@@ -54,6 +54,21 @@ CASES = {
             ["critic.freezing_steps=4", "train.max_iterations=4", "lower it"],
         ),
     ],
+    "images_are_seen": [
+        (
+            ["data.max_images_per_prompt=2", "algo.advantage.estimator=gae"],
+            ["data.max_images_per_prompt=2", "a critic reads text only", "use an estimator without a critic"],
+        ),
+        (
+            ["data.max_images_per_prompt=2", "reward.model_name_or_path=org/m"],
+            [
+                "data.max_images_per_prompt=2",
+                "a trained reward model reads text only",
+                "remove reward.model_name_or_path",
+            ],
+        ),
+        (["actor.freeze_visual_encoder=true"], ["actor.freeze_visual_encoder", "set data.max_images_per_prompt"]),
+    ],
     "universal_is_whole": [
         (["ds.use_universal_ckpt=true", "ds.param_dtype=fp16"], ["ds.use_universal_ckpt", "use bf16 or fp32"]),
     ],
@@ -229,6 +244,60 @@ CASES = {
             ([f"reward.remote_url={url}"], ["a user, a password or a key in it", "reward.remote_token_env"])
             for url in ("http://me:hush@host/r", "ftp://me:hush@host", "https://host/r?api_key=hush")
         ],
+    ],
+    "one_agent": [
+        (
+            ["agent.url=http://h/a", "train.agent_func_path=a.py"],
+            ["train.agent_func_path and agent.url each choose who plays", "keep one of them"],
+        ),
+        (
+            ["agent.tools=python", "data.apply_chat_template=true", "data.prompt_dataset=env:gym/FrozenLake-v1"],
+            ["agent.tools and a env: dataset", "keep one"],
+        ),
+    ],
+    "environments_are_not_mixed": [
+        (
+            ["data.prompt_dataset=[env:gym/FrozenLake-v1,p.jsonl]"],
+            ["data.prompt_dataset=env:gym/FrozenLake-v1,p.jsonl mixes environments", "keep one kind"],
+        ),
+        (["eval.dataset=env:gym/FrozenLake-v1"], ["eval.dataset=env:gym/FrozenLake-v1 names environments"]),
+        (
+            ["data.prompt_dataset=env:gym/FrozenLake-v1", "eval.dataset=p.jsonl"],
+            ["eval.dataset=p.jsonl is played in environments", "give a dataset with env:"],
+        ),
+    ],
+    "agent_keys_have_an_agent": [
+        (
+            ["agent.max_turns=3"],
+            ["agent.max_turns is set", "execution mode 'single_turn'", "use train.agent_func_path"],
+        ),
+        (["agent.args={a: 1}", "agent.url=http://h/a"], ["agent.args is set", "'url'", "remove it"]),
+        (["agent.tool_format=json"], ["agent.tool_format is set", "use agent.tools"]),
+    ],
+    "turns_fit": [
+        (
+            ["train.agent_func_path=a.py", "agent.max_turn_tokens=2000"],
+            ["agent.max_turn_tokens=2000", "rollout.max_new_tokens=1024", "lower it"],
+        ),
+    ],
+    "tools_have_a_template": [(["agent.tools=python"], ["agent.tools needs data.apply_chat_template=true"])],
+    "tools_answer_in_time": [
+        (
+            ["agent.tools=python", "agent.tool_timeout=30"],
+            ["agent.tool_timeout=30 s", "agent.step_timeout=60 s", "raise it"],
+        ),
+    ],
+    "tools_are_named": [
+        (["agent.tools=search"], ["agent.tools='search'", "use 'python', or 'path.py:function'"]),
+        (["agent.tools=a.py:f", "agent.sandbox={disk_mib: 9}"], ["agent.sandbox is set", "does not name 'python'"]),
+    ],
+    "agent_urls_can_be_used": [
+        (["agent.url=localhost:80"], ["agent.url=localhost:80", "use http://host:port/path"]),
+        (["agent.url=http://user:word@localhost/a"], ["agent.url has a URL with a user or password", "remove them"]),
+        (
+            ["agent.url=http://elsewhere/a", "agent.server.host=127.0.0.1"],
+            ["agent.url=http://elsewhere/a is on another machine", "127.0.0.1", "set agent.server.host=0.0.0.0"],
+        ),
     ],
 }
 ROWS = [pytest.param(*row, id=f"{rule}-{i}") for rule, rows in CASES.items() for i, row in enumerate(rows)]
