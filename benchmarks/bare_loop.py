@@ -37,7 +37,7 @@ class MemoryRollout(RolloutWorker):
         )
         kept: list[Trajectory] = []
         publisher = GroupPublisher(lambda rows: kept.extend(rows), groups_per_shard=1)  # type: ignore[arg-type, return-value]
-        await play(self._executor, groups, publisher, FailureWatch(1))
+        await play(self._agent.executor, groups, publisher, FailureWatch(1))
         await router.close()
         kept.sort(key=lambda row: row.key)
         rewards = digits(

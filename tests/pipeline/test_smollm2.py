@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 
+from rlhf_core.agents import Episode
+from rlhf_core.agents.openai.answer import AgentAnswer
+from rlhf_core.agents.openai.executor import OpenAIAgentExecutor, OpenAIAgentLimits
+from rlhf_core.agents.openai.function import make_async_client
 from rlhf_core.config import load_config
 from rlhf_core.data import load_tokenizer, training_prompts
 from rlhf_core.generation.engine import VllmEngine
+from rlhf_core.generation.serving.options import ServerOptions
+from rlhf_core.generation.serving.server import SessionServer
 from rlhf_core.generation.settings import EngineSettings
-from rlhf_core.records import GenerateRequest, SamplingParams
+from rlhf_core.records import GenerateRequest, SamplingParams, action_mask
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.timeout(900)]
 
@@ -33,7 +39,10 @@ def smollm2() -> str:
 @pytest.fixture(scope="module")
 def config(smollm2):
     path = f"actor.model_name_or_path={smollm2}"
-    return load_config("configs/grpo_smollm2_arithmetic.yaml", [path, "ds.param_dtype=fp32", "run.cpu_threads=1"])
+    context = "vllm.max_model_len=512"  # an agent's calls grow
+    return load_config(
+        "configs/grpo_smollm2_arithmetic.yaml", [path, context, "ds.param_dtype=fp32", "run.cpu_threads=1"]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,8 @@ async def engine(config, smollm2):
 
 @pytest.fixture(scope="module")
 def scorer(config, smollm2):
-    from rlhf_core.training.model import TokenScorer, load_causal_lm
+    from rlhf_core.training.loading import load_causal_lm
+    from rlhf_core.training.model import TokenScorer
 
     return TokenScorer(load_causal_lm(config, smollm2), config.ds.logprob_chunk).eval()
 
@@ -83,3 +93,49 @@ async def test_prompts_are_those_of_the_chat_template(config, smollm2) -> None:
     )
 
     assert prompt.token_ids == rendered
+
+
+class TalksTwice:
+    """An agent with the real OpenAI client: two calls with a tool, the second one streamed; keeps the ids it was told."""
+
+    def __init__(self):
+        self.ids = []
+
+    async def run(self, task, seconds):
+        tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+        options = {"model": "policy", "max_tokens": 16, "tools": [tool], "extra_body": {"return_token_ids": True}}
+        async with make_async_client(task.session, seconds) as client:
+            first = await client.chat.completions.create(messages=task.messages, **options)
+            self.ids.append(first.choices[0].token_ids)
+            said = first.choices[0].message.model_dump(exclude_none=True)
+            messages = [*task.messages, said, {"role": "user", "content": "Are you sure?"}]
+            streamed = []
+            async for chunk in await client.chat.completions.create(messages=messages, stream=True, **options):
+                streamed += chunk.choices[0].token_ids or []
+            self.ids.append(streamed)
+        return AgentAnswer(1.0)
+
+
+@pytest.mark.agents
+async def test_an_agent_with_an_openai_client_is_trained_on_what_was_sampled(config, smollm2, engine, scorer) -> None:
+    """It-must-show 3 of the agents: tools, a stream, one row; ids are vLLM's, log-probs the trainer's."""
+    tokenizer = load_tokenizer(smollm2)
+    prompt = training_prompts(config, tokenizer)[0]
+    server, agent = SessionServer(engine, ServerOptions(model=smollm2)), TalksTwice()
+    sampling = SamplingParams(max_tokens=32, temperature=1.0, seed=5)
+    episode = Episode(
+        "run", 0, prompt, "g0", 0, sampling, max_len=512, generate=engine, tokenizer=tokenizer, server=server
+    )
+
+    rows = await OpenAIAgentExecutor(agent, OpenAIAgentLimits(120, 8, 1)).execute(episode)
+    await server.stop()
+
+    spoken = [row.token_ids[start:end].tolist() for row in rows for start, end in row.action_ranges]
+    assert spoken == agent.ids
+    for row in rows:
+        ids = torch.tensor(row.token_ids[None].astype(np.int64))
+        mask = action_mask(row.action_ranges, len(row.token_ids))
+        with torch.no_grad():
+            scored, *_ = scorer(ids, torch.tensor(mask[None]), torch.tensor([1.0]), want_entropy=False)
+        assert np.abs(scored[0].numpy() - row.rollout_logprobs)[mask].max() < 1e-3
+    assert len(rows) == 1
