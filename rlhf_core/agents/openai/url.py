@@ -6,8 +6,8 @@
     200        {"reward": ...}, as a function would return it; or no content: the reward is posted to the session, or scored
     202        taken on: the agent posts the reward, with "done", to {base_url}/sessions/{session_id}/reward
 
-    no connection, 429, 502, 503 ──▶ the next URL; after all of them again, ever later: the episode has not begun
-    whatever else goes wrong     ──▶ the sample fails: two agents must not share a session
+    no connection, 429, 503  ──▶ the next URL; after all of them again, ever later: the episode has not begun
+    whatever else goes wrong ──▶ the sample fails: two agents must not share a session (502: the agent may have begun and died)
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 UNREACHED_SECONDS = 60.0  # an agent that restarts is back by then; one that is not there is not waited for longer
-NOT_BEGUN = (429, 502, 503)  # its queue is full, or a gateway without an agent behind it
+NOT_BEGUN = (429, 503)  # its queue is full
 FIRST_PAUSE, MAX_PAUSE = 0.25, 5.0  # seconds between two rounds over all URLs
 MAX_ANSWER = 1 << 20  # bytes
 MAX_SHOWN = 300  # characters of an agent's text in a message
@@ -134,7 +134,7 @@ def _answer(response: httpx.Response, content: bytes, place: str) -> AgentAnswer
     status = f"{response.status_code} {response.reason_phrase}".rstrip()
     text = " ".join(content[: 4 * MAX_SHOWN].decode(errors="replace").split())[:MAX_SHOWN]
     if response.status_code in NOT_BEGUN:
-        raise _BusyError(f"{status}: {text}") if response.status_code != 502 else _NotBegunError(f"{status}: {text}")
+        raise _BusyError(f"{status}: {text}")
     if not response.is_success:
         raise AgentError(f"{place} answered {status}: {text}")
     if response.status_code == httpx.codes.ACCEPTED:

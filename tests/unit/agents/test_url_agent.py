@@ -105,14 +105,24 @@ async def test_episodes_are_spread_over_the_agents():
 
 
 async def test_another_agent_takes_over_before_the_episode_began():
-    """Nobody listens at one, the next has a full queue, the next none behind its gateway."""
-    full, gateway, fine = Service((503, b"full", 0)), Service((502, b"", 0)), Service((200, 1, 0))
+    """Nobody listens at one, the next has a full queue."""
+    full, fine = Service((503, b"full", 0)), Service((200, 1, 0))
 
-    async with serving(full, gateway, fine) as agent:
+    async with serving(full, fine) as agent:
         agent._open = {nobody(): 0} | agent._open
         assert await agent.run(TASK, 20) == AgentAnswer(1.0)
 
-    assert (len(full.bodies), len(gateway.bodies), len(fine.bodies)) == (1, 1, 1)
+    assert (len(full.bodies), len(fine.bodies)) == (1, 1)
+
+
+async def test_an_agent_that_died_behind_its_gateway_may_have_begun():
+    gateway, other = Service((502, b"", 0)), Service((200, 1, 0))
+
+    async with serving(gateway, other) as agent:
+        with pytest.raises(AgentError, match="answered 502"):
+            await agent.run(TASK, 20)
+
+    assert other.bodies == []
 
 
 async def test_a_busy_agent_is_waited_for():
