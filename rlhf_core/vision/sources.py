@@ -117,7 +117,9 @@ def named(source: Any) -> str:
         except ValueError:  # no URL at all; what of it is a password cannot be known
             return f"of a URL that cannot be read, of {len(source)} characters"
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-    return source if len(source) <= SHOWN else f"{source[:SHOWN]}…"
+    return (
+        source if len(source) <= SHOWN else f"{source[: SHOWN // 2]}…{source[-SHOWN // 2 :]}"
+    )  # a path says more at its end
 
 
 def is_file(source: Any) -> Path | None:

@@ -111,7 +111,9 @@ class TalksTwice:
             messages = [*task.messages, said, {"role": "user", "content": "Are you sure?"}]
             streamed = []
             async for chunk in await client.chat.completions.create(messages=messages, stream=True, **options):
-                streamed += chunk.choices[0].token_ids or []
+                streamed += (chunk.choices[0].model_extra or {}).get(
+                    "token_ids"
+                ) or []  # the first chunk has only the role
             self.ids.append(streamed)
         return AgentAnswer(1.0)
 

@@ -110,7 +110,11 @@ def test_code_that_does_not_end_is_stopped(code):
     result = run_python(f"print('a')\n{code}", BRIEF)
 
     assert result.failed
-    assert result.output == "a\nStopped: not finished after 1 s"
+    # Which of the two comes first depends on what else the machine does.
+    assert result.output in (
+        "a\nStopped: not finished after 1 s",
+        "a\nStopped: the limit on processor time was reached",
+    )
     assert time.monotonic() - start < 10
 
 

@@ -58,7 +58,7 @@ def test_check_says_what_a_run_asks_for():
 
     first, *groups = done.stdout.splitlines()
     assert (done.exit_code, first) == (0, "good.yaml: valid; on this machine (cpu):")
-    assert [line.split()[0] for line in groups] == ["engine", "policy", "rollout", "scoring"]
+    assert [line.split()[0] for line in groups] == ["engine", "policy", "rollout", "scoring", "played"]
     assert groups[0].split()[1] == "2"
 
 
