@@ -9,7 +9,7 @@ export OMP_WAIT_POLICY = PASSIVE
 export TOKENIZERS_PARALLELISM = false
 export DO_NOT_TRACK = 1
 
-.PHONY: help setup quickstart demo-rlhf up down test test-faults check format docs clean
+.PHONY: help setup quickstart demo-rlhf up down test test-faults test-examples check format docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -41,6 +41,9 @@ test: $(STAMP) ## all tests
 
 test-faults: $(STAMP) ## SIGKILL of every process in every stage, with a table of what it cost; retraining by its schedule
 	$(BIN)/python -m pytest tests/faults tests/stack -m matrix
+
+test-examples: $(STAMP) ## whole runs of the shipped configurations that make test leaves out
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m examples
 
 check: $(STAMP) ## format, lint, types, import layers
 	$(BIN)/ruff format --check .

@@ -50,6 +50,7 @@ async def test_environments_mixed_by_ratios_each_with_its_numbers(finish):
     assert {f"reward/{source}/reward_mean" for source in {row.datasource for row in rows}} <= trained.keys()
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize(
     ("name", "shown"),
     [

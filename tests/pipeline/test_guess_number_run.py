@@ -7,7 +7,13 @@ from flows.train import train
 from rlhf_core.records import Stage, StopReason
 from rlhf_core.storage import RunStore
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.agents, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.stack,
+    pytest.mark.agents,
+    pytest.mark.examples,
+    pytest.mark.timeout(600),
+]
 
 ITERATIONS = 8
 SMALL = [f"train.max_iterations={ITERATIONS}", "rollout.batch_size=8", "eval.dataset=[]", "ckpt.save_hf=false"]

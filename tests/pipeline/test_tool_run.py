@@ -6,7 +6,13 @@ from flows.train import train
 from rlhf_core.records import Stage, StopReason
 from rlhf_core.storage import RunStore
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.agents, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.pipeline,
+    pytest.mark.stack,
+    pytest.mark.agents,
+    pytest.mark.examples,
+    pytest.mark.timeout(600),
+]
 
 SMALL = [
     "train.max_iterations=1",

@@ -102,6 +102,7 @@ def constant(rank, folder, resumed):
         average.update()
     if resumed:
         average.save(folder)
+        torch.distributed.barrier()  # a checkpoint is read when it is complete
         average = MovingAverage(module, None, BETA, rank)  # starts at 1.02
         average.load(folder)
     for _ in range(500):
@@ -161,7 +162,9 @@ def test_muon_moves_matrices_by_an_orthogonal_update_and_the_rest_by_adamw(one_r
         assert ((largest > 0.5) & (largest < 1.5)).all(), name
     for name in moved.keys() - matrices:
         touched = np.abs(gradient[name]) > 1e-4
-        np.testing.assert_allclose(np.abs(moved[name][touched]), ADAM_LR, rtol=0.01)
+        stepped = np.isclose(np.abs(moved[name][touched]), ADAM_LR, rtol=0.01)
+        # In bf16 a gradient can round to exactly 0; which one does depends on the kernels of the machine.
+        assert (~stepped).sum() <= (1e-4 * stepped.size if BF16 in overrides else 0), name
     assert (report.applied_steps, np.isfinite(report.grad_norm)) == (1, True)
 
 
