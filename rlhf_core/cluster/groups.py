@@ -69,6 +69,11 @@ class ActorGroups:
         return [name for role in self._members for name in self.names_of(role)]
 
     @on_this_cluster()
+    def check_cluster(self) -> None:
+        """Ask the cluster anything at all: ``ClusterLostError`` if it is gone."""
+        ray.util.list_named_actors(all_namespaces=True)
+
+    @on_this_cluster()
     def strays(self) -> list[str]:
         """Living actors of the run that are none of these: left by an attempt with more processes."""
         known = {*self.names, "keeper"}

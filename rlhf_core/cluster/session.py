@@ -224,7 +224,7 @@ class RunSession(ActorSession):
         what = f"rollout of iteration {draw.iteration}"
         played: RolloutOutcome = (await self._stage([self._rollout.rollout.remote(draw, self._engines)], what))[0]
         if played.tally.failed:
-            await self._believe(self._rollout, what)
+            await self._believe([self._rollout], what)
         return played
 
     async def check_tokens(self, parts: Sequence[Part]) -> None:
@@ -239,7 +239,7 @@ class RunSession(ActorSession):
         call = self._scoring.score.remote(iteration, parts, norm_state, groups)
         scored: Scored = (await self._stage([call], what))[0]
         if scored.failures:
-            await self._believe(self._scoring, what)
+            await self._believe([self._scoring], what)
         return scored
 
     async def assemble(self, iteration: int, rollout: StageRef, reward: StageRef, kl_coef: float) -> Assembled:
@@ -284,6 +284,8 @@ class RunSession(ActorSession):
         parts, rollout = (await self._stage([self._rollout.evaluate.remote(version, self._engines)], what))[0]
         rows = self.config.run.sample_rows
         metrics, samples, outcomes = (await self._stage([self._scoring.judge.remote(parts, rows)], what))[0]
+        if metrics["eval/failed"]:
+            await self._believe([self._rollout, self._scoring], what)
         return parts, {**metrics, "eval/seconds": rollout["rollout/seconds"]}, samples, outcomes
 
     async def samples(self, rollout: StageRef, reward: StageRef, count: int) -> list[dict[str, Any]]:
@@ -318,18 +320,18 @@ class RunSession(ActorSession):
         self.check_lease()
         return await all_of(calls, self.config.run.stage_timeout, f"{what} (run.stage_timeout)")
 
-    async def _believe(self, worker: Any, what: str) -> None:
-        """Look whether failures of samples are their own.
+    async def _believe(self, workers: Sequence[Any], what: str) -> None:
+        """Look whether failures of samples, as these workers tell of them, are the samples' own.
 
         Where a node or the cluster goes down, the processes of rewards and environments are killed before the worker that
         reports their deaths: recorded, the failures would stand for good, and the samples would be lost.
 
         Raises:
-            WorkerError: the worker is gone too.
+            WorkerError: one of the workers is gone too.
             ClusterLostError: the cluster is.
         """
-        await asyncio.to_thread(self._groups.strays)
-        if await any_dead([worker]):
+        await asyncio.to_thread(self._groups.check_cluster)
+        if await any_dead(workers):
             raise WorkerError(
                 f"{what}: samples failed in a process that has died since: what it said of them does not count"
             )

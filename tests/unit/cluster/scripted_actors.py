@@ -127,6 +127,12 @@ class Light(Actor):
     def do_score(self, *arguments):
         return self.said
 
+    def do_evaluate(self, *arguments):
+        return (), {"rollout/seconds": 1.0}
+
+    def do_judge(self, *arguments):
+        return self.said
+
     async def do_assemble(self, iteration, rollout, reward, kl_coef, answers):
         for calls in answers.values():
             for call in calls:
@@ -147,6 +153,9 @@ class Groups:
     @property
     def names(self):
         return [name for role in self._counts for name in self.names_of(role)]
+
+    def check_cluster(self):
+        pass
 
     def strays(self):
         return []

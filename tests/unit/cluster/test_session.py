@@ -238,6 +238,8 @@ def of_stage(stage, failed):
     if stage == "rollout":
         said = SimpleNamespace(tally=SimpleNamespace(failed=failed))
         return said, lambda session: session.rollout(SimpleNamespace(iteration=2))
+    if stage == "evaluation":
+        return ({"eval/failed": float(failed)}, [], []), lambda session: session.evaluate(2)
     said = SimpleNamespace(failures={"its process was killed by SIGKILL": failed} if failed else {})
     return said, lambda session: session.score(2, [], {})
 
@@ -251,7 +253,7 @@ async def test_failed_samples_are_believed_only_while_the_cluster_lives(run, mon
     def gone():
         raise ClusterLostError("the cluster is gone")
 
-    monkeypatch.setattr(run.groups, "strays", gone)
+    monkeypatch.setattr(run.groups, "check_cluster", gone)
     with pytest.raises(ClusterLostError):
         await ask(run.session)
 
@@ -259,10 +261,19 @@ async def test_failed_samples_are_believed_only_while_the_cluster_lives(run, mon
     assert await ask(run.session) is run[stage].said  # nobody failed: nothing to doubt
 
 
+async def test_the_failures_of_an_evaluation_are_doubted_too(run, monkeypatch) -> None:
+    run["scoring"].said, ask = of_stage("evaluation", failed=1)
+    assert (await ask(run.session))[1]["eval/failed"] == 1
+
+    monkeypatch.setattr(run.groups, "check_cluster", lambda: setattr(run["rollout"], "dead", True))
+    with pytest.raises(WorkerError, match="evaluation of version 2: samples failed in a process that has died since"):
+        await ask(run.session)
+
+
 @pytest.mark.parametrize("stage", ["rollout", "scoring"])
 async def test_what_a_worker_that_has_died_since_said_of_failures_does_not_count(run, monkeypatch, stage) -> None:
     run[stage].said, ask = of_stage(stage, failed=1)
-    monkeypatch.setattr(run.groups, "strays", lambda: setattr(run[stage], "dead", True))
+    monkeypatch.setattr(run.groups, "check_cluster", lambda: setattr(run[stage], "dead", True))
 
     with pytest.raises(WorkerError, match="in a process that has died since"):
         await ask(run.session)
