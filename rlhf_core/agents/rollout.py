@@ -93,10 +93,10 @@ async def play(
     try:
         while pending:
             done, pending = await asyncio.wait(pending, timeout=MAX_WAIT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-            finished = [task for task in tasks if task in done]
-            await publisher.add([task.result() for task in finished if task.exception() is None])
-            for task in finished:
-                watch.saw(task.result(), tasks.index(task))
+            finished = [(number, task) for number, task in enumerate(tasks) if task in done]
+            await publisher.add([task.result() for _, task in finished if task.exception() is None])
+            for number, task in finished:
+                watch.saw(task.result(), number)
             await publisher.flush_overdue()
     finally:
         for task in pending:

@@ -78,9 +78,7 @@ class ImageInputs:
     """What a vision-language model takes besides the tokens of a micro-batch."""
 
     tensors: Mapping[str, torch.Tensor]  # pixel values and the like, as the model's forward names them
-    blank_T: torch.Tensor | None = (
-        None  # int64, token ids of a blank image: a row after the others that nobody asks about
-    )
+    blank_T: torch.Tensor | None = None  # int64, ids of a blank image: a row after the others that nobody asks about
 
     def to(self, device: torch.device) -> ImageInputs:
         """The same on ``device``."""

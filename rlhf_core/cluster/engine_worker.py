@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.cluster.images import check_image_processor, image_loader
+from rlhf_core.cluster.image_intake import check_image_processor
+from rlhf_core.cluster.images import image_loader
 from rlhf_core.errors import WorkerError
 from rlhf_core.telemetry import get_logger
 

@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 FEEDBACK = "environment feedback"
 
 
-def check_recorded(store: RunStore, processor: VisionProcessor) -> None:
+def check_image_processor(store: RunStore, processor: VisionProcessor | None) -> None:
     """Refuse another image processor than the one the run began with (run.json): rows would no longer show what they showed.
 
-    Of a run that has not begun, there is nothing to compare with.
+    Of a run that has not begun, or shows no images, there is nothing to compare.
 
     Raises:
         ConfigError: it is another one; the message says where they differ.
     """
+    if processor is None:
+        return
     recorded = (store.read_run() or {}).get("vision")
     if recorded is None or recorded == processor.description:
         return
@@ -73,13 +75,9 @@ class RunImages:
         most = config.data.max_images_per_prompt
         if most == 0:
             return None
-        processor = VisionProcessor.load(model_path, config.run.trust_remote_code)
-        if processor is None:
-            raise ConfigError(
-                f"data.max_images_per_prompt={most}, but actor.model_name_or_path={config.actor.model_name_or_path!r} reads "
-                "text only: name a vision-language model, or set it to 0"
-            )
-        check_recorded(store, processor)
+        named = f"actor.model_name_or_path={config.actor.model_name_or_path!r}"
+        processor = VisionProcessor.load_seeing(model_path, config.run.trust_remote_code, most, named)
+        check_image_processor(store, processor)
         return cls(store, processor, image_limits(config.data))
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from rlhf_core.cluster.image_intake import check_recorded
 from rlhf_core.vision import from_png
 
 if TYPE_CHECKING:
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
     from rlhf_core.records import ImageRef
     from rlhf_core.storage import RunStore
-    from rlhf_core.vision import CanonicalImage, VisionProcessor
+    from rlhf_core.vision import CanonicalImage
 
 KEPT_IMAGES = 64  # decoded, in each process: the samples of a group, and the turns of an episode, show the same ones
 
@@ -29,9 +28,3 @@ def image_loader(store: RunStore) -> Callable[[ImageRef], CanonicalImage]:
         return from_png(store.get_image(uri), sha256, store.url_of(uri))
 
     return lambda image: read(image.uri, image.sha256)
-
-
-def check_image_processor(store: RunStore, processor: VisionProcessor | None) -> None:
-    """Raise ``ConfigError`` if this process reads images otherwise than the run began with, on this machine or another."""
-    if processor is not None:
-        check_recorded(store, processor)

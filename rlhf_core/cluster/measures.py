@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from rlhf_core.agents.multi_turn.executor import METRIC
 from rlhf_core.algorithms.passk import ScoredGroup, by_datasource, mean_pass_at_k, mean_score
 from rlhf_core.records import EpisodeRows, RewardStatus, Trajectory, action_mask, episodes_of
 from rlhf_core.telemetry import throughput
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from rlhf_core.storage import RewardRow
 
 _Number = TypeVar("_Number", int, float)
-AGENT = "agent/"  # before the names of an executor's metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,9 @@ def evaluation_metrics(rows: Sequence[Trajectory], config: Config) -> dict[str, 
     metrics |= {f"eval/{name}": value for name, value in _of_episodes(scored).items()}
     of_sources = datasource_metrics(rows, config.eval.success_threshold)
     metrics |= {f"eval/{name}": value for name, value in of_sources.items()}
-    logs = {name: values for name, values in _logs(scored).items() if name.startswith(AGENT)}  # not the reward source's
+    logs = {
+        name: values for name, values in _logs(scored).items() if name.startswith(METRIC)
+    }  # not the reward source's
     metrics |= {f"eval/{name}": float(np.mean(values)) for name, values in logs.items()}
     score = mean_score(groups)
     if score is not None:

@@ -6,7 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.cluster.engine_group import RayEngineGroup
-from rlhf_core.cluster.images import check_image_processor, image_loader
+from rlhf_core.cluster.image_intake import check_image_processor
+from rlhf_core.cluster.images import image_loader
 from rlhf_core.cluster.rank_worker import RankWorker, TrainedWorker, trained_rows
 
 if TYPE_CHECKING:

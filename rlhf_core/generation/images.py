@@ -56,12 +56,8 @@ class EngineImages:
         Raises:
             ConfigError: the model reads text only, or as above.
         """
-        processor = VisionProcessor.load(settings.model, settings.trust_remote_code)
-        if processor is None:
-            raise ConfigError(
-                f"data.max_images_per_prompt={settings.max_images}, but {settings.model!r} reads text only: name a "
-                "vision-language model, or set it to 0"
-            )
+        model = settings.model
+        processor = VisionProcessor.load_seeing(model, settings.trust_remote_code, settings.max_images, repr(model))
         if load is None:
             raise TypeError("an engine that reads images needs a way to load them")
         return cls(processor, load, llm)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from typing import Any
 
 from rlhf_core.processes.wire import frame
 
+MAX_SHOWN = 60  # characters of an offending value in a message
 BYTES = "$bytes"  # the key of a dictionary that stands for bytes
 _BYTES_IN_JSON = f"{json.dumps(BYTES)}:"  # only a key is followed by a colon: quotes inside a text are escaped
 
@@ -45,6 +47,25 @@ def encode_values(message: Any) -> bytes:
 def decode_values(body: bytes | bytearray) -> Any:
     """The message of a frame's body."""
     return json.loads(body, object_hook=_unpack)
+
+
+def finite(number: int | float) -> float:
+    """A number of the user's as a finite float; ``ValueError`` says what it is instead."""
+    try:
+        found = float(number)
+    except OverflowError:
+        raise ValueError("an integer beyond the range of float") from None
+    if not math.isfinite(found):
+        raise ValueError(str(found))
+    return found
+
+
+def shown(value: Any) -> str:
+    """A value of the user's, for messages."""
+    if value is None:
+        return "None"
+    text = repr(value)
+    return f"the {type(value).__name__} {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'}"
 
 
 def _unpack(found: dict[str, Any]) -> Any:

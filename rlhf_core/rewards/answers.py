@@ -17,13 +17,13 @@ is left out and counted in the metric ``dropped_logs``.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlhf_core.processes.values import finite, shown
+
 DROPPED_LOGS = "dropped_logs"
-MAX_SHOWN = 60  # characters of an offending value in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,13 @@ def _row(reward: Any, score: Any, speaker: Speaker) -> Row:
 
 def _column(fields: Mapping[Any, Any], key: str, num_samples: int, speaker: Speaker) -> list[Any]:
     if key not in fields:
-        raise _BadAnswerError(f"{speaker.name} answered a dict without {key!r}; its keys are {_shown(list(fields))}")
+        raise _BadAnswerError(f"{speaker.name} answered a dict without {key!r}; its keys are {shown(list(fields))}")
     values = _plain(fields[key])
     if isinstance(values, int | float) and num_samples == 1:
         return [values]
     remedy = f"answer a list of {num_samples}, or set {speaker.one_at_a_time} if it looks at one sample only"
     if not isinstance(values, list | tuple):
-        shown = _shown(values)
-        raise _BadAnswerError(f"{speaker.name} answered {shown} as {key} of {num_samples} samples: {remedy}")
+        raise _BadAnswerError(f"{speaker.name} answered {shown(values)} as {key} of {num_samples} samples: {remedy}")
     if len(values) != num_samples:
         raise _BadAnswerError(f"{speaker.name} answered {len(values)} {key} for {num_samples} samples: {remedy}")
     return list(values)
@@ -119,18 +118,8 @@ def _plain(value: Any) -> Any:
 def _number(value: Any) -> float:
     plain = _plain(value)
     if not isinstance(plain, int | float):
-        raise _BadAnswerError(_shown(value))
+        raise _BadAnswerError(shown(value))
     try:
-        number = float(plain)
-    except OverflowError:
-        raise _BadAnswerError("an integer beyond the range of float") from None
-    if not math.isfinite(number):
-        raise _BadAnswerError(str(number))
-    return number
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return "None"
-    text = repr(value)
-    return f"the {type(value).__name__} {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'}"
+        return finite(plain)
+    except ValueError as error:
+        raise _BadAnswerError(str(error)) from None

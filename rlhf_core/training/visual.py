@@ -18,7 +18,7 @@ import torch
 from transformers import AutoModelForImageTextToText
 
 from rlhf_core.batching import ImageInputs, collate_experiences, collate_tokens
-from rlhf_core.errors import ConfigError, TrainingError
+from rlhf_core.errors import TrainingError
 from rlhf_core.training.loading import (
     is_vision_language_only,
     load_causal_lm,
@@ -109,14 +109,10 @@ class ImageReader:
         Raises:
             ConfigError: the model reads text only, or its image processor does not load.
         """
-        if config.data.max_images_per_prompt == 0:
+        most = config.data.max_images_per_prompt
+        if most == 0:
             return None
-        processor = VisionProcessor.load(model_path, config.run.trust_remote_code)
-        if processor is None:
-            raise ConfigError(
-                f"data.max_images_per_prompt={config.data.max_images_per_prompt}, but {model_path!r} reads text only: name a "
-                "vision-language model, or set it to 0"
-            )
+        processor = VisionProcessor.load_seeing(model_path, config.run.trust_remote_code, most, repr(model_path))
         if load is None:
             raise TypeError("a run that shows images needs a way to load them")
         return cls(processor, load, blank_rows=learns or config.ds.zero_stage == 3)

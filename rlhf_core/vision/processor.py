@@ -97,6 +97,27 @@ class VisionProcessor:
         image_processor = _image_processor(model_path, trust_remote_code)
         return cls(make(config, image_processor), tokenizer, image_processor, _chat_template(model_path))
 
+    @classmethod
+    def load_seeing(cls, model_path: str, trust_remote_code: bool, max_images: int, named: str) -> VisionProcessor:
+        """As ``load``, of a run that shows images.
+
+        Args:
+            model_path: A model folder or hub id.
+            trust_remote_code: Let its own code run.
+            max_images: ``data.max_images_per_prompt``.
+            named: The model, for messages.
+
+        Raises:
+            ConfigError: The model reads text only; or as ``load``.
+        """
+        processor = cls.load(model_path, trust_remote_code)
+        if processor is None:
+            raise ConfigError(
+                f"data.max_images_per_prompt={max_images}, but {named} reads text only: name a vision-language model, or set "
+                "it to 0"
+            )
+        return processor
+
     # --- tokens
 
     def literal(self, text: str) -> str:

@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import difflib
 import io
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import AgentError
+from rlhf_core.processes.values import finite, shown
 
 RESET_KEYS = ("observation", "environment_images")
 STEP_KEYS = (
@@ -37,7 +37,6 @@ STEP_KEYS = (
     "sampling_params",
     "extra_logs",
 )
-MAX_SHOWN = 60  # characters of an offending value in a message
 
 Messages = list[dict[str, Any]]
 
@@ -133,20 +132,9 @@ def number(value: Any, what: str) -> float:
     if not isinstance(plain, int | float):
         raise AgentError(f"{what} is {shown(value)}: a number is wanted")
     try:
-        found = float(plain)
-    except OverflowError:
-        raise AgentError(f"{what} is an integer beyond the range of float") from None
-    if not math.isfinite(found):
-        raise AgentError(f"{what} is {found}: a finite number is wanted")
-    return found
-
-
-def shown(value: Any) -> str:
-    """A value of the user's, for messages."""
-    if value is None:
-        return "None"
-    text = repr(value)
-    return f"the {type(value).__name__} {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '…'}"
+        return finite(plain)
+    except ValueError as error:
+        raise AgentError(f"{what} is {error}: a finite number is wanted") from None
 
 
 def _fields(answer: Any, method: str, known: tuple[str, ...]) -> Mapping[Any, Any]:

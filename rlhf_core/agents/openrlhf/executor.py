@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlhf_core.agents.environment.answers import number, shown
+from rlhf_core.agents.environment.answers import number
 from rlhf_core.agents.environment.sampling import as_given, asked_tokens
 from rlhf_core.agents.executor import AgentExecutorBase
 from rlhf_core.agents.multi_turn.executor import METRIC, limits_of, turn_sampling
 from rlhf_core.agents.segment import Segment, decode
 from rlhf_core.errors import AgentError
+from rlhf_core.processes.values import shown
 from rlhf_core.records import GenerateRequest, Generation, StopReason, Trajectory, VersionSpan
 
 if TYPE_CHECKING:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.agents.environment.answers import plain_logs, shown
+from rlhf_core.agents.environment.answers import plain_logs
 from rlhf_core.agents.environment.base import InProcess, awaited
 from rlhf_core.agents.environment.instance import Instance, called_with
 from rlhf_core.agents.environment.sampling import TRAINERS, TurnSampling
 from rlhf_core.agents.episode import Episode, TurnLimits
 from rlhf_core.agents.multi_turn.executor import METRIC, MultiTurnAgentExecutor
 from rlhf_core.errors import AgentError
+from rlhf_core.processes.values import shown
 from rlhf_core.records import Generation, Prompt, SamplingParams, StopReason, VersionSpan
 
 if TYPE_CHECKING:
