@@ -1,14 +1,20 @@
 """The one tree of errors.
 
 Each error is also a standard kind (``ValueError``, ``TimeoutError`` ...), so that code which knows nothing of this package
-catches it too, and each is picklable: Ray carries it home unchanged. A message names the value, the place and the remedy.
+catches it too, and each is picklable: Ray carries it home unchanged. A message names the value, the place and the remedy; what
+others say of it, it may quote: their words may hold a secret, which is masked.
 """
 
 from __future__ import annotations
 
+from rlhf_core.redaction import redact
+
 
 class RlhfError(Exception):
     """Anything this system raises on purpose."""
+
+    def __str__(self) -> str:
+        return redact(super().__str__())
 
 
 class ConfigError(RlhfError, ValueError):
@@ -69,6 +75,10 @@ class DeadlineError(RlhfError, TimeoutError):
 
 class RunFailedError(RlhfError, RuntimeError):
     """The run stopped on purpose: too many failures in a row, or nothing left to train on."""
+
+
+class RunStoppedError(RlhfError, RuntimeError):
+    """The run was asked to end, and did so between two steps. The same run id goes on."""
 
 
 class AgentDeadlineError(AgentError, DeadlineError):

@@ -5,7 +5,7 @@ from rlhf_core.agents.episode import Episode, Tokenizer, TurnLimits, run_episode
 from rlhf_core.agents.executor import AgentExecutorBase
 from rlhf_core.agents.multi_turn.executor import MultiTurnAgentExecutor
 from rlhf_core.agents.publishing import GroupPublisher
-from rlhf_core.agents.rollout import FailureWatch, play
+from rlhf_core.agents.rollout import FailureWatch, GroupsInPlay, play
 from rlhf_core.agents.single_turn import SingleTurnAgentExecutor
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Episode",
     "FailureWatch",
     "GroupPublisher",
+    "GroupsInPlay",
     "MultiTurnAgentExecutor",
     "SingleTurnAgentExecutor",
     "Tokenizer",

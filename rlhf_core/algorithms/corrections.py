@@ -96,14 +96,41 @@ def seq_mask_tis(log_weight_BT: Tensor, inputs: CorrectionInput) -> tuple[Tensor
     return _clamped(log_weight_BT, inputs), kept_B.unsqueeze(1).expand_as(inputs.mask_BT)
 
 
-def effective_share(log_weights_N: Tensor) -> float:
-    """Effective sample size of importance weights over their number: ``(Σ w)² / (N Σ w²)``, 1 where all are equal.
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """How far the trainer's log-probs are from the engine's, over all action tokens, of which there is one at least."""
 
-    Args:
-        log_weights_N: ``log w`` of each, at least one.
-    """
-    weights_N = log_weights_N.double().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-    return float(weights_N.sum() ** 2 / (len(weights_N) * weights_N.square().sum()))
+    num_tokens: int
+    abs_sum: float  # of |log w|
+    weight_sum: float  # of w
+    weight_squared_sum: float  # of w²
+    abs_max: float
+
+    @classmethod
+    def of(cls, log_weights_N: Tensor) -> Mismatch:
+        """Of tokens by their ``log w``."""
+        abs_sum, weight_sum, squared_sum = weight_sums(log_weights_N).tolist()
+        return cls(len(log_weights_N), abs_sum, weight_sum, squared_sum, float(log_weights_N.abs().max()))
+
+    @property
+    def effective_share(self) -> float:
+        """Effective sample size of the weights over their number: ``(Σ w)² / (N Σ w²)``, 1 where all are equal."""
+        return self.weight_sum**2 / (self.num_tokens * self.weight_squared_sum)
+
+    def metrics(self) -> dict[str, float]:
+        """By name."""
+        return {
+            "mismatch/logprob_abs_mean": self.abs_sum / self.num_tokens,
+            "mismatch/logprob_abs_max": self.abs_max,
+            "mismatch/effective_share": self.effective_share,
+        }
+
+
+def weight_sums(log_weights_N: Tensor) -> Tensor:
+    """``[3]`` float64: sums of ``|log w|``, ``w`` and ``w²``; they add up over micro-batches and ranks."""
+    log_weights_N = log_weights_N.detach().double()
+    weights_N = log_weights_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return torch.stack([log_weights_N.abs().sum(), weights_N.sum(), weights_N.square().sum()])
 
 
 def _clamped(log_weight_BT: Tensor, inputs: CorrectionInput) -> Tensor:

@@ -121,9 +121,9 @@ class _Score(torch.autograd.Function):  # type: ignore[misc]
 def _scaled_logits(
     hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, start: int, stop: int, temperature_N: Tensor
 ) -> Tensor:
-    """A new fp32 tensor, as the temperature is: softmax is never computed in bf16."""
+    """A new fp32 tensor, as the temperature is: softmax is never computed in bf16. Divided in place: a tile less to write."""
     bias = None if bias_V is None else bias_V[start:stop]
-    return functional.linear(hidden_NH, weight_VH[start:stop], bias) / temperature_N.unsqueeze(1)
+    return functional.linear(hidden_NH, weight_VH[start:stop], bias).float().div_(temperature_N.unsqueeze(1))
 
 
 def _add_product(sum_NH: Tensor, left_NV: Tensor, right_VH: Tensor) -> None:

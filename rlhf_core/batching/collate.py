@@ -124,7 +124,7 @@ class ExperienceBatch:
     """One micro-batch of an update. Arrays are float32 and 0 outside actions."""
 
     tokens: TokenBatch
-    old_logprobs_BT: torch.Tensor
+    old_logprobs_BT: torch.Tensor | None  # None: those of the update's own forward pass
     rollout_logprobs_BT: torch.Tensor
     ref_logprobs_BT: torch.Tensor | None  # None without a reference model
     advantages_BT: torch.Tensor
@@ -134,10 +134,10 @@ class ExperienceBatch:
 
     def to(self, device: torch.device) -> ExperienceBatch:
         """The batch on ``device``."""
-        ref, values = self.ref_logprobs_BT, self.values_BT
+        old, ref, values = self.old_logprobs_BT, self.ref_logprobs_BT, self.values_BT
         return ExperienceBatch(
             self.tokens.to(device),
-            self.old_logprobs_BT.to(device),
+            None if old is None else old.to(device),
             self.rollout_logprobs_BT.to(device),
             None if ref is None else ref.to(device),
             self.advantages_BT.to(device),
@@ -180,18 +180,19 @@ def collate_experiences(rows: Sequence[Experience]) -> ExperienceBatch:
     """Experiences as one padded batch.
 
     Raises:
-        TrainingError: as ``collate_tokens``; or reference log-probs or values on some rows only.
+        TrainingError: as ``collate_tokens``; or log-probs or values on some rows only.
     """
     tokens = collate_tokens(rows)
     width = tokens.input_ids_BT.shape[1]
+    olds = [row.old_logprobs for row in rows if row.old_logprobs is not None]
     refs = [row.ref_logprobs for row in rows if row.ref_logprobs is not None]
     values = [row.values for row in rows if row.values is not None]
-    for name, found in (("reference log-probs", refs), ("values", values)):
+    for name, found in (("old log-probs", olds), ("reference log-probs", refs), ("values", values)):
         if len(found) not in (0, len(rows)):
             raise TrainingError(f"{name} on {len(found)} of {len(rows)} rows: score all rows of an iteration, or none")
     return ExperienceBatch(
         tokens=tokens,
-        old_logprobs_BT=_pad([row.old_logprobs for row in rows], width, np.float32),
+        old_logprobs_BT=_pad(olds, width, np.float32) if olds else None,
         rollout_logprobs_BT=_pad([row.rollout_logprobs for row in rows], width, np.float32),
         ref_logprobs_BT=_pad(refs, width, np.float32) if refs else None,
         advantages_BT=_pad([row.advantages for row in rows], width, np.float32),

@@ -7,6 +7,11 @@
 
 ``plan_update`` does all of it; ``plan_step`` and ``plan_pairs`` plan one step whose rows the caller has drawn.
 
+Padded micro-batches are of similar lengths. Packed ones (``ds.packing_samples``) have no padding, so any rows go together: they
+are filled up to the token budget, or dealt out so that all are about equally long.
+
+With sequence parallelism a rank is, here, the group of processes that compute the same rows.
+
 Every rank computes the whole plan by itself and takes its own part: nothing is sent. Each rank has equally many
 micro-batches, because each forward pass is a collective under ZeRO-3 and a rank without work would leave the others
 waiting: a rank that has fewer cuts the ones it has, and at the last repeats a row as a ``filler`` that counts for
@@ -56,7 +61,11 @@ class OptimizerStep:
 
 
 def plan_forward(
-    lengths: Sequence[int], world_size: int, micro_batch_size: int, token_budget: int | None = None
+    lengths: Sequence[int],
+    world_size: int,
+    micro_batch_size: int,
+    token_budget: int | None = None,
+    packed: bool = False,
 ) -> RankPlans:
     """A plan that visits every row once.
 
@@ -65,11 +74,12 @@ def plan_forward(
         world_size: ranks to spread the rows over.
         micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
         token_budget: tokens per micro-batch, padding counted.
+        packed: a micro-batch has no padding.
 
     Raises:
         TrainingError: a row is longer than ``token_budget``.
     """
-    return _plan_rows(range(len(lengths)), lengths, world_size, micro_batch_size, token_budget)
+    return _plan_rows(range(len(lengths)), lengths, world_size, _Cut(micro_batch_size, token_budget, packed))
 
 
 def plan_step(
@@ -80,6 +90,7 @@ def plan_step(
     world_size: int,
     micro_batch_size: int,
     token_budget: int | None = None,
+    packed: bool = False,
     epoch: int = 0,
 ) -> OptimizerStep:
     """One optimizer step on the given rows.
@@ -91,6 +102,7 @@ def plan_step(
         world_size: ranks to spread the step over.
         micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
         token_budget: tokens per micro-batch, padding counted.
+        packed: a micro-batch has no padding.
         epoch: which pass through the rows the step belongs to.
 
     Raises:
@@ -98,7 +110,7 @@ def plan_step(
     """
     return OptimizerStep(
         epoch=epoch,
-        micro_batches=_plan_rows(rows, lengths, world_size, micro_batch_size, token_budget),
+        micro_batches=_plan_rows(rows, lengths, world_size, _Cut(micro_batch_size, token_budget, packed)),
         num_tokens=sum(int(num_actions[row]) for row in rows),
         num_sequences=len(rows),
     )
@@ -112,11 +124,12 @@ def plan_pairs(
     world_size: int,
     micro_batch_size: int,
     token_budget: int | None = None,
-    epoch: int = 0,
+    packed: bool = False,
 ) -> OptimizerStep:
     """One optimizer step on the given pairs of rows: both rows of a pair are in the same micro-batch.
 
-    The micro-batches hold indices of pairs; a pair costs twice the longer of its rows, to which both are padded.
+    The micro-batches hold indices of pairs; a pair costs twice the longer of its rows, to which both are padded, or, packed,
+    the tokens of both.
 
     Args:
         pairs: indices into ``lengths`` and ``num_actions``, each at most once.
@@ -125,12 +138,12 @@ def plan_pairs(
         world_size: ranks to spread the step over.
         micro_batch_size: pairs per micro-batch; without effect if there is a ``token_budget``.
         token_budget: tokens per micro-batch, both rows and padding counted.
-        epoch: which pass through the pairs the step belongs to.
+        packed: a micro-batch has no padding.
 
     Raises:
         TrainingError: a pair is longer than ``token_budget``.
     """
-    costs = [2 * max(pair) for pair in lengths]
+    costs = [sum(pair) if packed else 2 * max(pair) for pair in lengths]
     if pairs:
         _check_budget(max(pairs, key=lambda pair: costs[pair]), costs, token_budget, noun="pair")
     return plan_step(
@@ -140,7 +153,7 @@ def plan_pairs(
         world_size=world_size,
         micro_batch_size=micro_batch_size,
         token_budget=token_budget,
-        epoch=epoch,
+        packed=packed,
     )
 
 
@@ -155,6 +168,7 @@ def plan_update(
     iteration: int,
     micro_batch_size: int,
     token_budget: int | None = None,
+    packed: bool = False,
     episodes: Sequence[Hashable] | None = None,
 ) -> list[OptimizerStep]:
     """The optimizer steps of one iteration; rows without action tokens are in none of them.
@@ -172,6 +186,7 @@ def plan_update(
         iteration: see ``seed``.
         micro_batch_size: rows per micro-batch; without effect if there is a ``token_budget``.
         token_budget: tokens per micro-batch, padding counted.
+        packed: a micro-batch has no padding.
         episodes: of each row, what the segments of its episode share; default: each row is an episode.
 
     Raises:
@@ -197,6 +212,7 @@ def plan_update(
                 world_size=world_size,
                 micro_batch_size=micro_batch_size,
                 token_budget=token_budget,
+                packed=packed,
                 epoch=epoch,
             )
             steps.append(
@@ -212,19 +228,30 @@ def _tokens_of_segments(episodes: Sequence[Sequence[int]], num_actions: Sequence
     }
 
 
-def _plan_rows(
-    rows: Sequence[int], lengths: Sequence[int], world_size: int, micro_batch_size: int, token_budget: int | None
-) -> RankPlans:
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """How the rows of a rank become micro-batches: see ``plan_step``."""
+
+    rows: int
+    tokens: int | None
+    packed: bool
+
+    def of(self, share: list[int], lengths: Sequence[int]) -> list[list[int]]:
+        """The rows of each micro-batch; ``share`` is sorted by length, longest first."""
+        if self.tokens is None:
+            return _deal_rows(share, self.rows) if self.packed else _cut_by_rows(share, self.rows)
+        return (_fill if self.packed else _cut_by_tokens)(share, lengths, self.tokens)
+
+
+def _plan_rows(rows: Sequence[int], lengths: Sequence[int], world_size: int, cut: _Cut) -> RankPlans:
     if not rows:
         return tuple(() for _ in range(world_size))
     longest_first = sorted(rows, key=lambda row: (-lengths[row], row))
-    _check_budget(longest_first[0], lengths, token_budget)
-    plans = []
-    for share in _balance(longest_first, lengths, world_size):
-        if token_budget is None:
-            plans.append(_cut_by_rows(share, micro_batch_size))
-        else:
-            plans.append(_cut_by_tokens(share, lengths, token_budget))
+    _check_budget(longest_first[0], lengths, cut.tokens)
+    plans = [
+        [MicroBatch(tuple(batch)) for batch in cut.of(share, lengths)]
+        for share in _balance(longest_first, lengths, world_size)
+    ]
     count = max(len(plan) for plan in plans)
     shortest = longest_first[-1]
     return tuple(_stretch(plan, count, shortest) for plan in plans)
@@ -249,14 +276,20 @@ def _balance(longest_first: Sequence[int], lengths: Sequence[int], world_size: i
     return shares
 
 
-def _cut_by_rows(share: list[int], micro_batch_size: int) -> list[MicroBatch]:
-    """As few micro-batches as the size allows, as equal as possible."""
+def _cut_by_rows(share: list[int], micro_batch_size: int) -> list[list[int]]:
+    """As few micro-batches as the size allows, as equal as possible, each of similar lengths: little padding."""
     count = -(-len(share) // micro_batch_size)
     bounds = [i * len(share) // count for i in range(count + 1)] if count else []
-    return [MicroBatch(tuple(share[start:end])) for start, end in pairwise(bounds)]
+    return [share[start:end] for start, end in pairwise(bounds)]
 
 
-def _cut_by_tokens(share: list[int], lengths: Sequence[int], token_budget: int) -> list[MicroBatch]:
+def _deal_rows(share: list[int], micro_batch_size: int) -> list[list[int]]:
+    """As many, each of all lengths: little difference between the tokens of the largest and of the smallest."""
+    count = -(-len(share) // micro_batch_size)
+    return [share[k::count] for k in range(count)]
+
+
+def _cut_by_tokens(share: list[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     """Rows while they fit; the first one of a micro-batch is its longest, so it sets the padded width."""
     batches: list[list[int]] = []
     for row in share:
@@ -264,7 +297,21 @@ def _cut_by_tokens(share: list[int], lengths: Sequence[int], token_budget: int) 
             batches[-1].append(row)
         else:
             batches.append([row])
-    return [MicroBatch(tuple(batch)) for batch in batches]
+    return batches
+
+
+def _fill(share: list[int], lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Each row into the first micro-batch that has room: at most 11/9 of the fewest possible, and one (Dósa 2007)."""
+    batches: list[list[int]] = []
+    room: list[int] = []
+    for row in share:
+        k = next((k for k, free in enumerate(room) if free >= lengths[row]), len(batches))
+        if k == len(batches):
+            batches.append([])
+            room.append(token_budget)
+        batches[k].append(row)
+        room[k] -= lengths[row]
+    return batches
 
 
 def _stretch(plan: list[MicroBatch], count: int, filler_row: int) -> tuple[MicroBatch, ...]:

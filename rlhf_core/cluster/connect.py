@@ -7,6 +7,7 @@ from typing import Any
 
 import ray
 
+from rlhf_core.cluster.placement import Node
 from rlhf_core.errors import WorkerError
 from rlhf_core.telemetry import get_logger
 
@@ -16,8 +17,8 @@ logger = get_logger(__name__)
 OBJECT_STORE_BYTES = 512 * 2**20
 
 
-def connect(address: str | None) -> dict[str, float]:
-    """Connect this process to Ray, and say what the cluster has.
+def connect(address: str | None) -> list[Node]:
+    """Connect this process to Ray, and say what the cluster has, node by node.
 
     Args:
         address: of a running cluster; default: $RAY_ADDRESS, else a cluster is started that ends with this process.
@@ -27,7 +28,11 @@ def connect(address: str | None) -> dict[str, float]:
     """
     if not ray.is_initialized():
         _connect(address or os.environ.get("RAY_ADDRESS"))
-    return dict(ray.cluster_resources())
+    return [
+        Node(node["NodeManagerAddress"], node["Resources"].get("CPU", 0.0), node["Resources"].get("GPU", 0.0))
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
 
 
 def disconnect() -> None:

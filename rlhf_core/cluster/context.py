@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from rlhf_core.config import Config, SupervisedConfig
 from rlhf_core.data import PinnedModel, resolve_model
 from rlhf_core.errors import ConfigError
+from rlhf_core.redaction import remember
 from rlhf_core.storage import RunStore
-from rlhf_core.telemetry import configure_logging
+from rlhf_core.telemetry import LogFormat, configure_logging
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,8 @@ class BaseContext(Generic[ConfigT_co]):
     workdir: str  # of the controller: relative paths of the configuration mean the same everywhere
     model_cache: str  # folder of built-in models, and of checkpoints of other runs
     models: Mapping[str, PinnedModel] = field(default_factory=dict)  # by role, as the controller pinned them
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # environment variable -> value
+    log_format: LogFormat = "text"
 
     @property
     def store(self) -> RunStore:
@@ -54,7 +57,8 @@ class BaseContext(Generic[ConfigT_co]):
         """Make this process a worker of the run. Call first in an actor."""
         if Path(self.workdir).is_dir():
             os.chdir(self.workdir)
-        configure_logging(self.run_id, worker)
+        use_secrets(self.secrets)
+        configure_logging(self.run_id, worker, form=self.log_format)
 
 
 class WorkerContext(BaseContext[Config]):
@@ -66,6 +70,13 @@ class SupervisedContext(BaseContext[SupervisedConfig]):
     """Of a run of SFT, reward-model training or DPO."""
 
     method: Method = "sft"
+
+
+def use_secrets(secrets: Mapping[str, str]) -> None:
+    """Have them in this process's environment, and in no text that it writes for people."""
+    os.environ.update(secrets)
+    for value in secrets.values():
+        remember(value)
 
 
 def open_store(config: Config | SupervisedConfig, run_id: str) -> RunStore:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from rlhf_core.cluster.rank_worker import TrainedWorker, trained_rows
+from rlhf_core.telemetry import in_stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,12 +36,14 @@ class CriticWorker(TrainedWorker["CriticTrainer"]):
             self._trainer = CriticTrainer(self._config, model, self._join(seat), total_steps)
         return self._trainer.version
 
+    @in_stage("advantage")
     def values(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Values of this rank's share of the trained rows: see ``CriticTrainer.values``."""
         rows = trained_rows(self._store, self._config, rollout, reward)
         values = self._running.values(rows, self._config.algo.advantage.bootstrap_truncated)
         return {rows[index].key: of_row for index, of_row in values.items()}
 
+    @in_stage("update")
     def update(self, iteration: int, experience: StageRef) -> dict[str, float]:
         """Train on the rows of an iteration; the version goes up by one. Returns the metrics, the same on every rank."""
         rows = self._store.read_experience(self._store.read_manifest(experience).parts)

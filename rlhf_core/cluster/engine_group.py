@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import GetTimeoutError
 
+from rlhf_core.cluster.address import node_id
 from rlhf_core.cluster.wait import PROCESS_GONE
+from rlhf_core.cluster.weight_relay import read_pieces
 from rlhf_core.errors import DeadlineError, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rlhf_core.weights import WeightUpdate
 
@@ -41,15 +45,42 @@ class RayEngineGroup:
         )
 
     def update_weights(self, update: WeightUpdate) -> None:
-        """Every engine takes the new version at the same time."""
-        self._all(
-            [engine.update_weights.remote(update) for engine in self._engines],
-            f"weight sync to version {update.version}",
-        )
+        """Every engine takes the new version at the same time. Packed weights are brought to the engines' nodes first."""
+        what = f"weight sync to version {update.version}"
+        if update.backend != "shm":
+            self._all([engine.update_weights.remote(update) for engine in self._engines], what)
+            return
+        with self._on_every_node(update, what) as updates:
+            self._all(
+                [engine.update_weights.remote(each) for engine, each in zip(self._engines, updates, strict=True)], what
+            )
 
-    def _all(self, calls: list[Any], what: str) -> None:
+    @contextmanager
+    def _on_every_node(self, update: WeightUpdate, what: str) -> Iterator[list[WeightUpdate]]:
+        """Within, a file with the weights lies on each engine's node: one update for each engine, which names it."""
+        nodes = self._all([engine.node.remote() for engine in self._engines], what)
+        here = node_id()
+        first = {
+            node: engine for engine, node in reversed(list(zip(self._engines, nodes, strict=True))) if node != here
+        }
+        by_node = {here: update}
         try:
-            ray.get(calls, timeout=self._timeout)
+            if first:
+                path = Path(update.payload["path"])
+                size, pieces = path.stat().st_size, read_pieces(path)
+                received = self._all(
+                    [engine.receive_weights.remote(update, size, pieces) for engine in first.values()], what
+                )
+                by_node |= zip(first, received, strict=True)
+            yield [by_node[node] for node in nodes]
+        finally:
+            for node, engine in first.items():
+                if node in by_node:
+                    engine.delete_weights.remote(by_node[node])
+
+    def _all(self, calls: list[Any], what: str) -> list[Any]:
+        try:
+            return list(ray.get(calls, timeout=self._timeout))
         except GetTimeoutError as error:
             raise DeadlineError(f"{what}: no answer within {self._timeout:g} s") from error
         except PROCESS_GONE as error:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.cluster.address import node_id, use_node_address
 from rlhf_core.cluster.image_intake import check_image_processor
 from rlhf_core.cluster.images import image_loader
+from rlhf_core.cluster.weight_relay import delete, write_pieces
 from rlhf_core.errors import WorkerError
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from rlhf_core.cluster.context import WorkerContext
-    from rlhf_core.generation.engine import Outcome, VllmEngine
+    from rlhf_core.generation.batch import Outcome
+    from rlhf_core.generation.engine import VllmEngine
+    from rlhf_core.generation.load import EngineLoad
     from rlhf_core.generation.serving.server import SessionServer
     from rlhf_core.records import GenerateRequest, Session, SessionRecord, SessionRequest
     from rlhf_core.weights import WeightUpdate
@@ -33,6 +38,7 @@ class EngineWorker:
 
     async def start(self) -> int:
         """Load the model as it was before training. Returns the policy version: 0."""
+        use_node_address()
         # Here, not above: the controller loads this module too.
         from rlhf_core.generation.engine import VllmEngine
         from rlhf_core.generation.settings import EngineSettings
@@ -53,7 +59,9 @@ class EngineWorker:
             yield chunk
 
     async def version(self) -> int:
-        """The policy version the engine speaks with; -1 if it is not started, has died inside, or holds damaged weights."""
+        """The policy version the engine speaks with, asleep or not; -1 if it is not started, has died inside, or holds damaged
+        weights; ``NO_WEIGHTS`` if they went in its sleep.
+        """
         if self._engine is None:
             return -1
         try:
@@ -63,11 +71,29 @@ class EngineWorker:
             return -1
         return self._engine.version
 
+    async def load(self) -> EngineLoad | None:
+        """What the engine has to do right now; None if it is not started."""
+        return None if self._engine is None else self._engine.load
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory to others; nothing where the engine sleeps already, or is not started."""
+        if self._engine is not None:
+            await self._engine.sleep()
+
+    async def wake_up(self) -> None:
+        """Take all memory back; nothing where the engine is awake, or is not started."""
+        if self._engine is not None:
+            await self._engine.wake_up()
+
     async def drop_requests(self) -> None:
         """End what an earlier rollout left in flight, its sessions included: nobody waits for it any more."""
         if self._sessions is not None:
             await self._sessions.close_all()
         await self._running.drop_requests()
+
+    async def abort_requests(self, request_ids: list[str]) -> None:
+        """End requests for which nobody waits any more."""
+        await self._running.abort_requests(request_ids)
 
     async def open_session(self, request: SessionRequest) -> Session:
         """See ``AgentServer``."""
@@ -90,6 +116,18 @@ class EngineWorker:
     async def init_weight_transfer(self, init_info: dict[str, Any]) -> None:
         """Meet the training ranks (nccl, ipc)."""
         await self._running.init_weight_transfer(init_info)
+
+    async def node(self) -> str:
+        """Ray's name of the node this engine is on."""
+        return node_id()
+
+    async def receive_weights(self, update: WeightUpdate, nbytes: int, pieces: Sequence[Any]) -> WeightUpdate:
+        """See ``write_pieces``: for all engines of this node."""
+        return await asyncio.to_thread(write_pieces, update, nbytes, pieces, self._context.run_id)
+
+    async def delete_weights(self, update: WeightUpdate) -> None:
+        """What ``receive_weights`` wrote."""
+        delete(update)
 
     async def update_weights(self, update: WeightUpdate) -> int:
         """Take a new policy version. Returns it."""

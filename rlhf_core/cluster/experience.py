@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlhf_core.algorithms.advantages import AdvantageInput, compute_advantages
-from rlhf_core.algorithms.corrections import effective_share
+from rlhf_core.algorithms.corrections import Mismatch
 from rlhf_core.algorithms.estimators import estimator_named
 from rlhf_core.algorithms.kl import kl_estimate
 from rlhf_core.algorithms.shaping import ShapingSettings, shape_rewards
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def make_experience(
     chosen: Sequence[Trajectory],
-    old: Logprobs,
+    old: Logprobs | None,
     ref: Logprobs | None,
     values: Logprobs | None,
     kl_coef: float,
@@ -38,7 +38,7 @@ def make_experience(
 
     Args:
         chosen: the rows, each with its reward; the segments of an episode in their order, all of them.
-        old: log-probs of the policy, by row.
+        old: log-probs of the policy, by row; None with ``reuses_logprobs``.
         ref: of the reference model; None without one.
         values: of the critic, ``[T]``, or ``[T + 1]`` with ``algo.advantage.bootstrap_truncated``; None without one.
         kl_coef: weight of the KL penalty.
@@ -46,9 +46,9 @@ def make_experience(
     """
     algo = config.algo
     mask_BT = _padded([action_mask(row.action_ranges, len(row.token_ids)) for row in chosen]).bool()
-    old_BT = _padded([old[row.key] for row in chosen])
+    old_BT = None if old is None else _padded([old[row.key] for row in chosen])
     ref_BT = None if ref is None else _padded([ref[row.key] for row in chosen])
-    kl_BT = None if ref_BT is None else kl_estimate(old_BT, ref_BT, algo.kl.estimator)
+    kl_BT = None if ref_BT is None or old_BT is None else kl_estimate(old_BT, ref_BT, algo.kl.estimator)
     episodes = episodes_of(chosen)
     numbers = {episode.key: number for number, episode in enumerate(episodes)}
     episode_B = torch.tensor([numbers[row.key[:2]] for row in chosen])  # the segments of an episode share its reward
@@ -90,7 +90,7 @@ def make_experience(
             token_ids=row.token_ids,
             action_ranges=row.action_ranges,
             rollout_logprobs=row.rollout_logprobs,
-            old_logprobs=old[row.key],
+            old_logprobs=None if old is None else old[row.key],
             ref_logprobs=None if ref is None else ref[row.key],
             values=None if values is None else _values(row, values),
             advantages=result.advantages_BT[i, : len(row.token_ids)].numpy(),
@@ -103,15 +103,14 @@ def make_experience(
         )
         for i, row in enumerate(chosen)
     ]
-    log_weights = (old_BT - _padded([row.rollout_logprobs for row in chosen]))[mask_BT]
     metrics = {
         "advantage/mean": float(result.advantages_BT[mask_BT].mean()),
         "advantage/std": float(result.advantages_BT[mask_BT].std(correction=0)),
         "advantage/zero_groups_share": _zero_groups(chosen, result.group_std_B),
-        "mismatch/logprob_abs_mean": float(log_weights.abs().mean()),
-        "mismatch/logprob_abs_max": float(log_weights.abs().max()),
-        "mismatch/effective_share": effective_share(log_weights),
     }
+    if old_BT is not None:
+        rollout_BT = _padded([row.rollout_logprobs for row in chosen])
+        metrics |= Mismatch.of((old_BT - rollout_BT)[mask_BT]).metrics()
     if kl_BT is not None:
         metrics["kl/mean"] = float(kl_BT[mask_BT].mean())
     for name, effect in shaped.effects.items():

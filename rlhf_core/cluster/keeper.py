@@ -1,4 +1,4 @@
-"""The lease on a run's processes: they outlive a crash of their controller, but not its disappearance."""
+"""The lease on a run's processes and their slots: they outlive a crash of their controller, but not its disappearance."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import time
 
 import ray
 
+from rlhf_core.cluster.bundles import release
+
 CHECK_SECONDS = 1.0
 
 
 class Keeper:
-    """Detached Ray actor that kills the run's other actors once nobody has renewed the lease for ``seconds``."""
+    """Detached Ray actor that ends the run's other actors, and gives its slots back, once nobody has renewed the lease for
+    ``seconds``."""
 
     def __init__(self, namespace: str, seconds: float) -> None:
         self._namespace = namespace
@@ -35,4 +38,5 @@ class Keeper:
                 ray.kill(ray.get_actor(name, namespace=self._namespace))
             except ValueError:
                 continue  # gone already
+        release(self._namespace)
         os._exit(0)  # ray's exit_actor only works on the thread of a call

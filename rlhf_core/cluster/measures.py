@@ -103,18 +103,6 @@ def tally_rollout(sampled: Sequence[Trajectory], seconds: float, found: Sequence
     )
 
 
-def staleness_metrics(rows: Sequence[Trajectory], version: int) -> dict[str, float]:
-    """How many policy versions lie between the one that spoke a token and ``version``, which is trained."""
-    spans = [span for row in rows for span in row.version_spans if span.end > span.start]
-    tokens = sum(span.end - span.start for span in spans)
-    if not tokens:
-        return {}
-    return {
-        "rollout/staleness_max": float(max(version - span.version for span in spans)),
-        "rollout/staleness_mean": sum((version - span.version) * (span.end - span.start) for span in spans) / tokens,
-    }
-
-
 def source_metrics(rows: Sequence[Trajectory]) -> dict[str, float]:
     """Which policy versions of its source spoke the tokens that a replay trains on. They are none of its own."""
     versions = [span.version for row in rows for span in row.version_spans if span.end > span.start]

@@ -9,6 +9,7 @@ from rlhf_core.cluster.engine_group import RayEngineGroup
 from rlhf_core.cluster.image_intake import check_image_processor
 from rlhf_core.cluster.images import image_loader
 from rlhf_core.cluster.rank_worker import RankWorker, TrainedWorker, trained_rows
+from rlhf_core.telemetry import get_logger, in_stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from rlhf_core.records import StageRef
     from rlhf_core.training.policy import PolicyTrainer  # noqa: F401  what the base class is of
     from rlhf_core.training.reference import ReferenceModel
+
+
+logger = get_logger(__name__)
 
 
 class PolicyWorker(TrainedWorker["PolicyTrainer"]):
@@ -41,24 +45,31 @@ class PolicyWorker(TrainedWorker["PolicyTrainer"]):
             self._trainer = trainer
         return self._trainer.version
 
+    @in_stage("advantage")
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Log-probs of this rank's share of the trained rows, ``[T]`` each."""
         rows = trained_rows(self._store, self._config, rollout, reward)
         return {rows[index].key: values for index, values in self._running.logprobs(rows).items()}
 
+    @in_stage("update")
     def update(self, iteration: int, experience: StageRef, kl_coef: float) -> dict[str, float]:
         """Train on the rows of an iteration; the version goes up by one. Returns the metrics, the same on every rank."""
         rows = self._store.read_experience(self._store.read_manifest(experience).parts)
         frozen = self._config.needs_critic and iteration < self._config.critic.freezing_steps
-        metrics = self._running.update(rows, iteration, kl_coef, frozen).metrics()
-        return {f"update/{name}": value for name, value in metrics.items() if math.isfinite(value)}
+        report = self._running.update(rows, iteration, kl_coef, frozen)
+        logger.info("trained on %d rows: version %d", len(rows), self._running.version)
+        metrics = {f"update/{name}": value for name, value in report.metrics().items()} | report.advantage_metrics()
+        return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
+    @in_stage("weight sync")
     def sync(self, engines: list[Any], timeout: float) -> None:
         """Hand the weights to every engine."""
         from rlhf_core.cluster.weight_sync import WeightSync  # vLLM's senders, which the controller must not load
 
+        trainer = self._started
+        trainer.check_loaded(parameters_only=True)
         if self._sync is None:
-            self._sync = WeightSync(self._running, self._context)
+            self._sync = WeightSync(trainer, self._context)
         self._sync.send(RayEngineGroup(engines, timeout))
 
     def shutdown(self) -> None:
@@ -85,6 +96,16 @@ class ReferenceWorker(RankWorker):
             if model == self._context.model("policy"):  # another model has eyes of its own
                 check_image_processor(self._store, reference.image_processor)
             self._model = reference
+
+    def offload(self) -> None:
+        """See ``ReferenceModel.offload``; nothing where it is not loaded yet."""
+        if self._model is not None:
+            self._model.offload()
+
+    def reload(self) -> None:
+        """See ``ReferenceModel.reload``; nothing where it is not loaded yet."""
+        if self._model is not None:
+            self._model.reload()
 
     def logprobs(self, rollout: StageRef, reward: StageRef) -> dict[tuple[str, int, int], NDArray[np.float32]]:
         """Log-probs of this rank's share of the trained rows, ``[T]`` each."""

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,8 +97,9 @@ class RankGroup:
         self.ranks = [self._groups.actor(self.role, index) for index in range(self._groups.count(self.role))]
 
     async def replace(self) -> None:
-        """New processes in place of all; not started yet."""
+        """New processes in place of all; not started yet. Where a node died, its slots are on another one first."""
         await self.kill()
+        await asyncio.to_thread(self._groups.reserve, self._limits.start_timeout)
         self.find()
 
     async def kill(self) -> None:
@@ -120,6 +122,14 @@ class RankGroup:
     async def dead(self) -> bool:
         """True if one of them does not answer."""
         return await any_dead(self.ranks)
+
+    async def until_idle(self, seconds: float) -> None:
+        """Return once all have done what they were asked for; or one is dead, for which its peers may wait in vain.
+
+        A busy rank answers no ping: taken for dead, it would be made again, and every update since the newest checkpoint too.
+        """
+        with contextlib.suppress(WorkerError, DeadlineError):
+            await all_of([rank.ping.remote() for rank in self.ranks], seconds, "ping")
 
     async def call(self, method: str, *arguments: Any, what: str, seconds: float | None = None) -> list[Any]:
         """A method of every rank, at the same time.
@@ -177,6 +187,7 @@ class TrainedGroup(RankGroup):
 
     async def begin(self) -> None:
         """Load the model as it was before training, where none is loaded."""
+        await self.until_idle(self._limits.start_timeout)  # with what an earlier attempt asked for
         held = set(await self.versions())
         if len(held) > 1 and held & {None, NOT_STARTED}:
             # Some ranks of an earlier attempt live: they will not join again, and the new ones would wait for them.

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from rlhf_core.cluster.address import meeting_point
+from rlhf_core.cluster.address import meeting_point, use_node_address
 from rlhf_core.cluster.selection import rows_of_batch, trainable
 from rlhf_core.cluster.staging import staging
-from rlhf_core.config.model_spec import AVERAGE_EXPORT, EXPORT
+from rlhf_core.config.model_spec import ADAPTER_EXPORT, AVERAGE_EXPORT, EXPORT
 from rlhf_core.errors import StorageError, TrainingError
 from rlhf_core.storage import CheckpointStore
 
@@ -59,6 +59,7 @@ class RankWorker:
 
     def _join(self, seat: Seat) -> RankInfo:
         """Meet the other ranks of the group."""
+        use_node_address()
         from rlhf_core.training.ranks import RankInfo, init_distributed  # torch, which the controller must not load
 
         info = RankInfo(
@@ -99,13 +100,23 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
             raise TrainingError(f"checkpoint {version} holds version {self._running.version}")
         return version
 
+    def offload(self, keep_parameters: bool = False) -> None:
+        """See ``EngineTrainer.offload``; nothing where no model is loaded yet."""
+        if self._trainer is not None:
+            self._trainer.offload(keep_parameters=keep_parameters)
+
+    def reload(self, parameters_only: bool = False) -> None:
+        """See ``EngineTrainer.reload``; nothing where no model is loaded yet."""
+        if self._trainer is not None:
+            self._trainer.reload(parameters_only=parameters_only)
+
     def digest(self) -> str:
         """sha256 of the weights."""
         return self._running.weight_digest()
 
     def optimizer_steps(self) -> int:
         """Optimizer steps taken."""
-        return self._running.optimizer_steps
+        return self._started.optimizer_steps
 
     def save(self, version: int) -> list[FileEntry]:
         """Write this rank's part of a checkpoint to the store; it counts once the controller commits it."""
@@ -116,6 +127,8 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
                 self._running.export_hf(folder / EXPORT)
                 if self._running.average is not None:
                     self._running.export_average(folder / AVERAGE_EXPORT)
+                if self._running.has_adapters:
+                    self._running.export_adapter(folder / ADAPTER_EXPORT)
             try:
                 return CheckpointStore(self._store).add_files(version, staged)
             except StorageError as error:
@@ -126,6 +139,13 @@ class TrainedWorker(RankWorker, Generic[Trainer]):
 
     @property
     def _running(self) -> Trainer:
+        """The trainer, none of it in host memory."""
+        trainer = self._started
+        trainer.check_loaded()
+        return trainer
+
+    @property
+    def _started(self) -> Trainer:
         if self._trainer is None:
             raise RuntimeError("the rank is not started: call start() first")
         return self._trainer

@@ -42,6 +42,16 @@ class RewardModelWorker:
             )
         return self._model.max_len
 
+    def offload(self) -> None:
+        """See ``RewardModel.offload``; nothing where it is not loaded yet."""
+        if self._model is not None:
+            self._model.offload()
+
+    def reload(self) -> None:
+        """See ``RewardModel.reload``; nothing where it is not loaded yet."""
+        if self._model is not None:
+            self._model.reload()
+
     def score(self, rows: list[list[int]]) -> list[float]:
         """One score a row of token ids."""
         if self._model is None:

@@ -2,21 +2,26 @@
 
 ::
 
-    cursor ──draw──▶ groups of episodes ──(minus those already published)──▶ play ──▶ trajectory shards
+    cursor ──draw──▶ groups of episodes ──(minus those already published)──▶ in play ──▶ trajectory shards
+                                                                             ▲    │
+                                              begun by an earlier draw, and ─┘    └─▶ not waited for: the next draw names
+                                              not finished by its end                 them, and goes on with them
+
+Calls of ``rollout`` come one after the other; an evaluation may run at the same time, on the same engines.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from rlhf_core.agents import Episode, FailureWatch, GroupPublisher, TurnLimits, play
+from rlhf_core.agents import Episode, FailureWatch, GroupPublisher, GroupsInPlay, TurnLimits, play
 from rlhf_core.agents.loading import Agent, load_agent
+from rlhf_core.cluster.engine_lines import EngineLines
 from rlhf_core.cluster.image_intake import RunImages
 from rlhf_core.cluster.measures import RolloutTally, tally_rollout
-from rlhf_core.cluster.router import EngineRouter
-from rlhf_core.cluster.session_router import SessionRouter
+from rlhf_core.cluster.published import published_groups
 from rlhf_core.data import (
     Vision,
     end_of_sequence_ids,
@@ -26,17 +31,30 @@ from rlhf_core.data import (
     training_prompts,
 )
 from rlhf_core.errors import ConfigError
-from rlhf_core.records import Draw, Part, Prompt, PromptCursor, SamplingParams, Stage, Trajectory, episodes_of
-from rlhf_core.telemetry import Stopwatch, get_logger
+from rlhf_core.records import (
+    Draw,
+    OpenGroup,
+    Part,
+    Prompt,
+    PromptCursor,
+    SamplingParams,
+    Trajectory,
+    oldest_version_of,
+)
+from rlhf_core.telemetry import Stopwatch, get_logger, in_stage
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Coroutine, Sequence
 
+    from rlhf_core.agents import AgentExecutorBase
     from rlhf_core.cluster.context import WorkerContext
+    from rlhf_core.cluster.engine_lines import EngineLine
     from rlhf_core.data import PromptDataset
     from rlhf_core.records import AgentServer, Generate
 
 logger = get_logger(__name__)
+
+Answer = TypeVar("Answer")
 
 # Evaluations sample with the same seeds whatever the version: two versions differ by their weights, not by their luck.
 EVALUATION_SEED = -1
@@ -58,10 +76,12 @@ class RolloutOutcome:
 
     parts: tuple[Part, ...]
     places: dict[str, str]  # group -> path of the part with its rows
-    drawn: int
+    drawn: int  # prompts, for the first time
     cursor: PromptCursor  # after the draw
     resumed_groups: int  # found published by an earlier attempt
     tally: RolloutTally
+    oldest_versions: dict[str, int] = field(default_factory=dict)  # group -> that spoke in it, where anybody did
+    unfinished: tuple[OpenGroup, ...] = ()  # in flight still
 
 
 class RolloutWorker:
@@ -73,6 +93,10 @@ class RolloutWorker:
         self._config = context.config
         self._store = context.store
         self._agent: Agent | None = None
+        self._lines: EngineLines | None = None  # made with the agent
+        self._in_play: GroupsInPlay | None = None  # of training; they end with the call that fails, or with shutdown()
+        self._in_play_on: EngineLine | None = None
+        self._calls: dict[str, asyncio.Task[Any]] = {}  # under way, by method
 
     async def start(self) -> DataFacts:
         """Load tokenizer, prompts and agent."""
@@ -102,91 +126,172 @@ class RolloutWorker:
     async def ping(self) -> None:
         """Answer."""
 
+    async def groups_in_flight(self) -> int:
+        """Groups of training that are being sampled."""
+        return 0 if self._in_play is None else len(self._in_play.running)
+
     async def shutdown(self) -> None:
-        """End the processes of agents."""
-        agent, self._agent = self._agent, None
+        """End the calls under way, the groups in play, and the processes of agents."""
+        for method in list(self._calls):
+            await self._end_call(method)
+        if self._in_play is not None:
+            await self._in_play.end()
+        agent, self._agent, self._lines = self._agent, None, None
         if agent is not None:
             await agent.close()
 
+    @in_stage("rollout")
     async def rollout(self, draw: Draw, engines: Sequence[Any]) -> RolloutOutcome:
-        """Sample the prompts of a draw; groups that an earlier attempt published are not sampled again."""
+        """Sample the groups of a draw; those that an earlier attempt published are not sampled again.
+
+        With ``draw.wanted`` it returns once so many are finished, and the others go on. Where it fails, or is cancelled,
+        nothing goes on; what had finished while it waited is published.
+
+        Raises:
+            WorkerError: an engine is gone.
+            RunFailedError: see ``FailureWatch``.
+        """
+        return await self._instead("rollout", self._sample(draw, engines))
+
+    @in_stage("evaluate")
+    async def evaluate(self, version: int, engines: Sequence[Any]) -> tuple[tuple[Part, ...], dict[str, float]]:
+        """Answer the held-out prompts with one policy version. Returns the shards and the rollout metrics."""
+        return await self._instead("evaluate", self._examine(version, engines))
+
+    async def _instead(self, method: str, work: Coroutine[Any, Any, Answer]) -> Answer:
+        """Do the work of a call; an earlier call of the method, whose caller has given up on it, ends first."""
+        await self._end_call(method)
+        call = asyncio.create_task(work)
+        self._calls[method] = call
+        return await call
+
+    async def _end_call(self, method: str) -> None:
+        call = self._calls.pop(method, None)
+        if call is not None and not call.done():
+            call.cancel()
+            await asyncio.wait([call])
+
+    # --- rollouts -----------------------------------------------------------------------------------------------------
+
+    async def _sample(self, draw: Draw, engines: Sequence[Any]) -> RolloutOutcome:
         watch = Stopwatch()
-        indices, after = self._order.draw(draw.cursor, draw.prompts)
+        line = await self._line(engines)
         cursor = draw.cursor
-        prompts = await self._drawn(self._prompts, indices)
-        drawn = {f"{cursor.epoch:04d}-{cursor.offset + i:08d}": prompt for i, prompt in enumerate(prompts)}
-        old_parts, published = await asyncio.to_thread(self._published, draw, drawn.keys())
-        missing = [(group_id, prompt) for group_id, prompt in drawn.items() if group_id not in published]
-        places = {row.group_id: part.path for part, rows in old_parts for row in rows}
+        new, after = self._order.draw(cursor, draw.prompts) if draw.prompts else ([], cursor)
+        drawn = [PromptCursor(cursor.epoch, cursor.offset + i).group_id for i in range(len(new))]
+        named = sorted({*drawn, *draw.again, *(group.group_id for group in draw.unfinished)})  # as they were drawn
+        in_play = await self._gone_on_with(draw, named, line)
+        try:
+            asked = set(named) - in_play.begun_in.keys()
+            earlier = await asyncio.to_thread(published_groups, self._store, draw, asked)
+            await self._begin(draw, sorted(asked - earlier.places.keys()), line, in_play)
+            places = dict(earlier.places)
 
-        def publish(rows: list[Trajectory]) -> Part:
-            part = self._store.publish_trajectories(draw.iteration, rows)
-            places.update({row.group_id: part.path for row in rows})
-            return part
+            def publish(rows: list[Trajectory]) -> Part:
+                rows = [replace(row, iteration=draw.iteration, round=draw.round) for row in rows]  # where they lie
+                part = self._store.publish_trajectories(draw.iteration, rows)
+                places.update({row.group_id: part.path for row in rows})
+                return part
 
-        publisher = GroupPublisher(publish, self._config.rollout.publish_groups)
-        n = self._config.rollout.n_samples_per_prompt
-        new = await self._play(
-            draw.iteration, missing, n, self._training_sampling, publisher, engines, round=draw.round
-        )
-        if published:
-            logger.info(
-                "iteration %d: %d of %d groups were published already", draw.iteration, len(published), len(drawn)
-            )
+            publisher = GroupPublisher(publish, self._config.rollout.publish_groups)
+            wanted = None if draw.wanted is None else draw.wanted - len(earlier.places)
+            rows = await in_play.finish(publisher, wanted, draw.again)
+        except BaseException:
+            await in_play.end()
+            raise
+        if earlier.places:
+            already = len(earlier.places)
+            logger.info("iteration %d: %d of %d groups were published already", draw.iteration, already, len(named))
         return RolloutOutcome(
-            parts=(*(part for part, _ in old_parts), *publisher.parts),
+            parts=(*earlier.parts, *publisher.parts),
             places=places,
             drawn=len(drawn),
             cursor=after,
-            resumed_groups=len(published),
-            tally=tally_rollout(new, watch.seconds, found=[row for _, rows in old_parts for row in rows]),
+            resumed_groups=len(earlier.places),
+            tally=tally_rollout(rows, watch.seconds, found=earlier.rows),
+            oldest_versions=_oldest_versions([*earlier.rows, *rows]),
+            unfinished=in_play.unfinished,
         )
 
-    async def evaluate(self, version: int, engines: Sequence[Any]) -> tuple[tuple[Part, ...], dict[str, float]]:
-        """Answer the held-out prompts with one policy version. Returns the shards and the rollout metrics."""
+    async def _gone_on_with(self, draw: Draw, named: Collection[str], line: EngineLine) -> GroupsInPlay:
+        """What this process plays of the groups of a draw; whatever else it plays ends."""
+        if self._in_play is None or not self._in_play.begun_in:
+            self._in_play, self._in_play_on = GroupsInPlay(self._executor, self._failure_watch()), line
+        in_play, begun_in = self._in_play, self._in_play.begun_in
+        if line is not self._in_play_on:  # an engine was made anew
+            await in_play.end(in_play.running)
+            self._in_play_on = line
+        too_old = [group_id for group_id in draw.again if begun_in.get(group_id, draw.iteration) < draw.iteration]
+        await in_play.end([*in_play.lost, *too_old, *(begun_in.keys() - set(named))])
+        return in_play
+
+    async def _begin(self, draw: Draw, group_ids: Sequence[str], line: EngineLine, in_play: GroupsInPlay) -> None:
+        """Play groups from their prompts on."""
+        if not group_ids:
+            return
+        places = [PromptCursor.of_group(group_id) for group_id in group_ids]
+        prompts = await self._drawn(self._prompts, [int(self._order.epoch(at.epoch)[at.offset]) for at in places])
+        # Asked before, so that none of the tokens is older; what nobody goes on with is not asked for its age.
+        since = draw.oldest_version if draw.wanted is None else await line.oldest_version(draw.oldest_version)
+        n = self._config.rollout.n_samples_per_prompt
+        episodes = self.episodes(
+            draw.iteration,
+            list(zip(group_ids, prompts, strict=True)),
+            n,
+            self._training_sampling,
+            line.generate,
+            round=draw.round,
+            server=line.server,
+        )
+        for group in episodes:
+            in_play.begin(group, since)
+
+    # --- evaluations --------------------------------------------------------------------------------------------------
+
+    async def _examine(self, version: int, engines: Sequence[Any]) -> tuple[tuple[Part, ...], dict[str, float]]:
         if self._held_out is None:
             raise ConfigError("eval.dataset is empty: there is nothing to evaluate")
         watch = Stopwatch()
+        line = await self._line(engines)
         drawn = await self._drawn(self._held_out, range(len(self._held_out)))
         prompts = [(f"eval-{index:06d}", prompt) for index, prompt in enumerate(drawn)]
         publisher = GroupPublisher(
             lambda rows: self._store.publish_eval_trajectories(version, rows), groups_per_shard=max(1, len(prompts))
         )
-        n = self._config.eval.n_samples_per_prompt
-        rows = await self._play(version, prompts, n, self._evaluation_sampling, publisher, engines, EVALUATION_SEED)
+        groups = self.episodes(
+            version,
+            prompts,
+            self._config.eval.n_samples_per_prompt,
+            self._evaluation_sampling,
+            line.generate,
+            EVALUATION_SEED,
+            server=line.server,
+        )
+        rows = await play(self._executor, groups, publisher, self._failure_watch())
         return tuple(publisher.parts), tally_rollout(rows, watch.seconds).metrics()
+
+    # --- what both need -----------------------------------------------------------------------------------------------
+
+    @property
+    def _executor(self) -> AgentExecutorBase:
+        assert self._agent is not None, "start() comes first"
+        return self._agent.executor
+
+    def _failure_watch(self) -> FailureWatch:
+        rollout = self._config.rollout
+        return FailureWatch(rollout.max_consecutive_failures, fail_fast=rollout.on_error == "fail")
+
+    async def _line(self, engines: Sequence[Any]) -> EngineLine:
+        assert self._agent is not None, "start() comes first"
+        if self._lines is None:
+            self._lines = EngineLines(self._config.vllm.request_timeout, with_server=self._agent.needs_server)
+        return await self._lines.to(engines)
 
     async def _drawn(self, dataset: PromptDataset, indices: Sequence[int]) -> list[Prompt]:
         """The prompts, their images durable by now."""
         if self._images is not None:
             await asyncio.to_thread(dataset.keep_images, indices)
         return [dataset[index] for index in indices]
-
-    async def _play(
-        self,
-        iteration: int,
-        prompts: Sequence[tuple[str, Prompt]],
-        samples: int,
-        sampling: SamplingParams,
-        publisher: GroupPublisher,
-        engines: Sequence[Any],
-        seed_of: int | None = None,
-        round: int = 0,
-    ) -> list[Trajectory]:
-        """All rows; ``seed_of``: the number that seeds the samples, where it is not the iteration's."""
-        config = self._config
-        assert self._agent is not None, "start() comes first"
-        await asyncio.gather(*(engine.drop_requests.remote() for engine in engines))
-        router = EngineRouter(engines, config.vllm.request_timeout)
-        server = SessionRouter(engines) if self._agent.needs_server else None
-        watch = FailureWatch(config.rollout.max_consecutive_failures, fail_fast=config.rollout.on_error == "fail")
-        groups = self.episodes(iteration, prompts, samples, sampling, router, seed_of, round, server)
-        try:
-            return await play(self._agent.executor, groups, publisher, watch)
-        finally:
-            await router.close()
-            if server is not None:
-                await server.close()
 
     def episodes(
         self,
@@ -199,7 +304,10 @@ class RolloutWorker:
         round: int = 0,
         server: AgentServer | None = None,
     ) -> list[list[Episode]]:
-        """The groups of a batch: ``samples`` episodes of each prompt, each with a seed of its own."""
+        """The groups of a batch: ``samples`` episodes of each prompt, each with a seed of its own.
+
+        ``seed_of``: the number that seeds the samples, where it is not that of the iteration in which they are begun.
+        """
         config = self._config
         drawn_in = iteration if seed_of is None else seed_of
         limits = TurnLimits(config.agent.max_turns, config.agent.max_turn_tokens or config.rollout.max_new_tokens)
@@ -230,32 +338,6 @@ class RolloutWorker:
 
         return [[episode(group_id, prompt, i) for i in range(samples)] for group_id, prompt in prompts]
 
-    def _published(
-        self, draw: Draw, group_ids: Collection[str]
-    ) -> tuple[list[tuple[Part, list[Trajectory]]], set[str]]:
-        """Whole shards that an earlier attempt at the draw left, with their rows, and their groups.
-
-        Superseded are shards of another policy version, and of groups with a failed sample: what failed then (a broken
-        environment, an engine that died) deserves another try, and ``rollout.on_error`` its say.
-        """
-        found: list[tuple[Part, list[Trajectory]]] = []
-        groups: set[str] = set()
-        for part in self._store.published_parts(draw.iteration, Stage.ROLLOUT, without=draw.recorded):
-            rows = self._store.read_trajectories([part])
-            held = {row.group_id for row in rows}
-            if not held <= set(group_ids):
-                logger.warning("%s holds groups that are not of this draw: superseded, not trained", part.path)
-            elif any(span.version != draw.version for row in rows for span in row.version_spans):
-                logger.warning("%s is not of policy version %d: superseded, not trained", part.path, draw.version)
-            elif any(episode.failed for episode in episodes_of(rows)):
-                logger.warning("%s holds failed samples: superseded, sampled again", part.path)
-            elif held & groups:
-                logger.warning("%s repeats group %s: superseded, not trained", part.path, min(held & groups))
-            else:
-                found.append((part, rows))
-                groups |= held
-        return found, groups
-
     @property
     def _training_sampling(self) -> SamplingParams:
         rollout = self._config.rollout
@@ -278,3 +360,12 @@ class RolloutWorker:
             stop=rollout.stop,
             ignore_eos=rollout.ignore_eos,
         )
+
+
+def _oldest_versions(rows: Sequence[Trajectory]) -> dict[str, int]:
+    """Group -> the oldest version that spoke in it; without groups in which nobody did."""
+    of_group: dict[str, list[Trajectory]] = {}
+    for row in rows:
+        of_group.setdefault(row.group_id, []).append(row)
+    found = {group_id: oldest_version_of(members) for group_id, members in of_group.items()}
+    return {group_id: version for group_id, version in found.items() if version is not None}

@@ -3,7 +3,7 @@
 ::
 
     trajectory shards ──▶ reward source ──▶ reward shards
-    trajectories ⋈ rewards ⋈ log-probs of the training ranks ──▶ advantages ──▶ experience shards
+    trajectories ⋈ rewards ⋈ log-probs, values of the training ranks ──▶ advantages ──▶ experience shards
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from rlhf_core.cluster.measures import (
     readable,
     reward_metrics,
     source_metrics,
-    staleness_metrics,
 )
 from rlhf_core.cluster.reward_worker import model_source
 from rlhf_core.cluster.selection import rows_of_batch, trainable, usable_scores, with_rewards
+from rlhf_core.cluster.staleness import check_age, newest_only, staleness_metrics
 from rlhf_core.cluster.wait import PROCESS_GONE
 from rlhf_core.data import load_tokenizer
 from rlhf_core.errors import ConfigError, RunFailedError, WorkerError
@@ -34,7 +34,7 @@ from rlhf_core.records import RewardResult, RewardStatus, Trajectory, episodes_o
 from rlhf_core.rewards import check_reward_config, make_reward_source, reward_request
 from rlhf_core.rewards.normalise import normalisation_metrics
 from rlhf_core.storage import RewardRow
-from rlhf_core.telemetry import Stopwatch
+from rlhf_core.telemetry import Stopwatch, in_stage
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -115,6 +115,7 @@ class ScoringWorker:
     async def ping(self) -> None:
         """Answer."""
 
+    @in_stage("reward")
     async def score(
         self,
         iteration: int,
@@ -147,6 +148,7 @@ class ScoringWorker:
         metrics = {**reward_metrics(scored, watch.seconds), **normalisation_metrics(norm_state)}
         return Scored((part,), metrics, dict(failures), scores, norm_state)
 
+    @in_stage("advantage")
     async def assemble(
         self,
         iteration: int,
@@ -162,10 +164,10 @@ class ScoringWorker:
             rollout: the trajectories.
             reward: their rewards.
             kl_coef: weight of the KL penalty.
-            answers: what the ranks of policy, reference and critic say of the rows.
+            answers: what the ranks of policy, reference and critic say of the rows; nothing where they were not asked.
 
         Raises:
-            RunFailedError: no sample is left to train on.
+            RunFailedError: no sample is left to train on, or one is of a policy version that must not be trained.
         """
         from rlhf_core.cluster.experience import make_experience  # torch, which the controller must not load
 
@@ -177,11 +179,12 @@ class ScoringWorker:
         if not chosen:
             reasons = Counter(episode.error or f"reward {episode.last.reward_status}" for episode in episodes_of(rows))
             raise RunFailedError(f"iteration {iteration}: no sample is left to train on: {reasons.most_common(3)}")
+        if not self._config.is_replay:
+            check_age(chosen, iteration, self._config.max_age)
         old, ref, values = [
             await _merged(references) if references else None
             for references in (answers["policy"], answers["reference"], answers["critic"])
         ]
-        assert old is not None, "every run has a policy"
         lost = {
             row.key[:2]
             for row in chosen
@@ -193,7 +196,11 @@ class ScoringWorker:
                 f"iteration {iteration}: no row has finite log-probs and values: the weights of the policy or the critic "
                 "are broken"
             )
-        experience, metrics = make_experience(chosen, old, ref, values, kl_coef, self._config)
+        # In a thread: a large batch takes a minute, in which this process would answer no ping.
+        experience, metrics = await asyncio.to_thread(make_experience, chosen, old, ref, values, kl_coef, self._config)
+        if self._config.train.partial_rollout_mask_old:
+            experience, masked = newest_only(experience, chosen)
+            metrics |= masked
         part = await asyncio.to_thread(self._store.publish_experience, iteration, experience)
         trained = len({row.group_id for row in chosen})
         return Assembled(
@@ -228,6 +235,7 @@ class ScoringWorker:
         rows = await asyncio.to_thread(self._store.read_trajectories, parts[:1])
         check_answers(rows, tokenizer, config.actor.model_name_or_path)
 
+    @in_stage("evaluate")
     async def judge(
         self, parts: Sequence[Part], sample_rows: int
     ) -> tuple[dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]:

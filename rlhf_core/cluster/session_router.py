@@ -31,6 +31,7 @@ OPEN_SECONDS = 120.0  # the first session starts the server, whose imports take 
 CLOSE_SECONDS = 60.0
 ASK_SECONDS = 1.0  # how long one question for posted rewards waits: what starts to wait meanwhile is in the next one
 TIDY_SECONDS = 10.0
+MOST_HOMES = 10_000  # groups, and sessions, whose engine is remembered: far more than are in play at once
 
 
 @dataclass(slots=True)
@@ -50,12 +51,13 @@ class SessionRouter:
         self._homes = [_Home(handle) for handle in engines]
         self._slack = slack
         self._home_of_group: dict[str, _Home] = {}
-        self._home_of: dict[str, _Home] = {}  # closed sessions too: closing twice is allowed
+        self._home_of: dict[str, _Home] = {}  # sessions that were closed lately too: closing twice is allowed
 
     async def open_session(self, request: SessionRequest) -> Session:
         """See ``AgentServer``."""
         home = self._choose(request.affinity)
         self._home_of[request.session_id] = home
+        self._forget_closed()
         home.open.add(request.session_id)
         what = f"opening session {request.session_id}"
         try:
@@ -113,7 +115,16 @@ class SessionRouter:
         """A group's first session goes to the idlest engine, and the group stays there while that is not much busier."""
         idlest = min(self._homes, key=lambda home: len(home.open))
         home = self._home_of_group.setdefault(group, idlest)
+        if len(self._home_of_group) > MOST_HOMES:
+            del self._home_of_group[next(iter(self._home_of_group))]  # the group that came first
         return home if len(home.open) - len(idlest.open) < self._slack else idlest
+
+    def _forget_closed(self) -> None:
+        """Of the older half of the sessions, those that are over."""
+        if len(self._home_of) > MOST_HOMES:
+            older = list(self._home_of.items())[: MOST_HOMES // 2]
+            for session_id in [session_id for session_id, home in older if session_id not in home.open]:
+                del self._home_of[session_id]
 
     async def _ask(self, home: _Home) -> None:
         """One question at a time for all sessions that wait: a question each would fill the actor with idle calls."""

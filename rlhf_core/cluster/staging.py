@@ -28,10 +28,14 @@ def staging(store: RunStore, worker: str) -> Iterator[Path]:
     worker never takes more of the disk than its share of one checkpoint.
 
     Raises:
-        StorageError: what failed in the block failed on a full disk, whatever the library that wrote there made of it.
+        StorageError: the folder is another user's; or what failed in the block failed on a full disk, whatever the library that
+            wrote there made of it.
     """
     root = Path(tempfile.gettempdir()) / f"rlhf-staging-{os.getuid()}"
     folder = root / sha256_of(store.url.encode())[:16] / worker
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if root.lstat().st_uid != os.getuid():
+        raise StorageError(f"{root} belongs to another user of this machine, who could exchange the files: set TMPDIR")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
     try:

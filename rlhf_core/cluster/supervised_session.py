@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rlhf_core.cluster.context import SupervisedContext
-    from rlhf_core.cluster.placement import Share
+    from rlhf_core.cluster.placement import Placement
     from rlhf_core.cluster.supervised_worker import ExampleFacts
     from rlhf_core.storage import FileEntry, Lease
 
@@ -37,19 +37,18 @@ class SupervisedSession(ActorSession):
 
     Args:
         context: of the run.
-        share: resources of each rank.
+        placement: the slot of each rank.
         threads: of each rank on CPU.
         lease: the run's.
     """
 
-    def __init__(self, context: SupervisedContext, share: Share, threads: int, lease: Lease) -> None:
+    def __init__(self, context: SupervisedContext, placement: Placement, threads: int, lease: Lease) -> None:
         self.config = context.config
         self.store = context.store
         run = self.config.run
         must_match = context.device == "cpu" or self.config.train.full_determinism_enable
-        environment = rank_environment(threads)
-        ranks = self.config.model.world_size
-        groups = ActorGroups(context, {"model": Member(SupervisedWorker, share, ranks, environment)})
+        members = {"model": Member(SupervisedWorker, placement.counts["model"], rank_environment(threads))}
+        groups = ActorGroups(context, members, placement)
         super().__init__(groups, lease, run)
         self._model = TrainedGroup("model", DIGEST, self.store, must_match, groups, self._tenure, run)
 
@@ -64,8 +63,9 @@ class SupervisedSession(ActorSession):
             WorkerError: a rank died while starting.
         """
         self._tenure.begin()
-        self._model.find()
         limit, what = self.config.run.start_timeout, "reading the examples (run.start_timeout)"
+        await asyncio.to_thread(self._groups.reserve, limit)
+        self._model.find()
         facts = await one(self._model.ranks[0].load.remote(), limit, what)
         self._model.total_steps = await plan_steps(facts)
         await self._model.begin()

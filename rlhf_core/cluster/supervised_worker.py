@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.cluster.rank_worker import TrainedWorker
 from rlhf_core.data import held_out_examples, load_tokenizer, supervised_examples
 from rlhf_core.records import PromptCursor
+from rlhf_core.telemetry import at, in_stage
 
 if TYPE_CHECKING:
     from rlhf_core.cluster.context import SupervisedContext
@@ -62,6 +63,11 @@ class SupervisedWorker(TrainedWorker["SupervisedTrainer[Any]"]):
 
     def train(self, first_step: int, steps: int) -> dict[str, float]:
         """Optimizer steps ``first_step …`` of the run; the version goes up by one. Returns metrics, the same on every rank."""
+        iteration = first_step // self._config.train.steps_per_iteration
+        with at(stage="update", iteration=iteration):
+            return self._train(first_step, steps)
+
+    def _train(self, first_step: int, steps: int) -> dict[str, float]:
         examples, order = self._loaded
         size = self._config.train.batch_size
         batches = [
@@ -70,6 +76,7 @@ class SupervisedWorker(TrainedWorker["SupervisedTrainer[Any]"]):
         ]
         return _finite(self._running.train_steps(batches))
 
+    @in_stage("evaluate")
     def evaluate(self) -> dict[str, float]:
         """Metrics of the held-out examples, the same on every rank."""
         return _finite(self._running.evaluate(list(self._held_out or ())))

@@ -13,11 +13,12 @@ from ray.exceptions import (
     OutOfMemoryError,
     RayActorError,
     RaySystemError,
+    RayTaskError,
     RpcError,
     WorkerCrashedError,
 )
 
-from rlhf_core.errors import ClusterLostError, DeadlineError, WorkerError
+from rlhf_core.errors import ClusterLostError, DeadlineError, RlhfError, WorkerError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Iterator, Sequence
@@ -35,6 +36,7 @@ async def all_of(calls: Sequence[Awaitable[Any]], seconds: float, what: str) -> 
     Raises:
         DeadlineError: not all answered within ``seconds``.
         WorkerError: a process died.
+        RlhfError: whatever a call raised: as it is, not in Ray's words around it.
     """
     limit = asyncio.timeout(seconds)
     try:
@@ -46,6 +48,10 @@ async def all_of(calls: Sequence[Awaitable[Any]], seconds: float, what: str) -> 
         raise DeadlineError(f"{what}: no answer within {seconds:g} s") from error
     except PROCESS_GONE as error:
         raise WorkerError(f"{what}: {_first_line(error)}") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, RlhfError):
+            raise error.cause from error
+        raise
 
 
 async def one(call: Awaitable[Any], seconds: float, what: str) -> Any:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.cluster.address import meeting_point
 from rlhf_core.generation.senders import Rendezvous, ShmSender, TransferSender
 from rlhf_core.generation.settings import sync_backend
-from rlhf_core.weights import TensorMeta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from rlhf_core.cluster.context import WorkerContext
     from rlhf_core.cluster.engine_group import RayEngineGroup
     from rlhf_core.training.policy import PolicyTrainer
+    from rlhf_core.weights import TensorMeta
 
 
 class TrainerWeights:
@@ -26,11 +26,8 @@ class TrainerWeights:
         self._trainer = trainer
 
     def metadata(self) -> list[TensorMeta]:
-        """Whole shapes; ZeRO-3 leaves only shards in ``shape``."""
-        return [
-            TensorMeta(name, parameter.dtype, tuple(getattr(parameter, "ds_shape", parameter.shape)))
-            for name, parameter in self._trainer.hf_model.named_parameters()
-        ]
+        """Those of the plain model, whatever the ZeRO stage, with adapters or without."""
+        return self._trainer.weight_metadata()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._trainer.named_weights()

@@ -13,7 +13,6 @@ from pydantic_core import PydanticUndefined
 from rlhf_core.config.chain import ChainConfig, StageConfig
 from rlhf_core.config.model import Config
 from rlhf_core.config.retrain import RetrainConfig
-from rlhf_core.config.rules import NOT_BUILT
 from rlhf_core.config.supervised import SupervisedConfig
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ HEAD = """# Configuration
 Every key, from the schema (`make docs` writes this page). Keys are dotted paths: in a file they are nested YAML, on the
 command line `section.key=value`. A file may build on others: `extends: other.yaml`. An unknown key, an impossible value or a
 combination that cannot work is refused before anything starts.
-
-Keys marked *not yet* belong to a feature that this version does not have; setting them is refused, never ignored.
 """
 
 SUPERVISED_HEAD = """# SFT, reward models and DPO
@@ -100,9 +97,8 @@ def _fields(model: type[BaseModel], prefix: str, defaults: BaseModel | None) -> 
 
 def _row(key: str, default: Any, meaning: str) -> str:
     shown = "required" if default is PydanticUndefined else f"`{json.dumps(default)}`"
-    waiting = any(key == name or key.startswith(f"{name}.") for name in NOT_BUILT)
     text = " ".join(meaning.split()).replace("|", "\\|").replace("``", "`")
-    return f"| `{key}` | {shown} | {text}{' *(not yet)*' if waiting else ''} |"
+    return f"| `{key}` | {shown} | {text} |"
 
 
 if __name__ == "__main__":

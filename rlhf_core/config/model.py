@@ -102,7 +102,10 @@ class VllmConfig(Section):
     enable_prefix_caching: bool = True
     """Share the KV cache of equal prefixes (reset at every weight sync)."""
     enable_sleep: bool = False
-    """Free the engine's memory while training works (colocated runs)."""
+    """Free the engine's GPU memory while training works, with ``train.colocate_all``."""
+    sleep_level: Literal[1, 2] = 1
+    """What a sleeping engine keeps: 1, its weights in host memory; 2, nothing: the weight sync brings them back. The KV cache
+    goes in either case."""
     sync_backend: Literal["auto", "shm", "nccl", "ipc"] = "auto"
     """How weights reach the engines; ``auto``: shm on CPU, ipc when colocated, else nccl."""
     sync_timeout: PositiveFloat = 600
@@ -145,6 +148,9 @@ class RolloutConfig(Section):
     """So many samples that fail in a row, in the order in which they were drawn, stop the run with their cause."""
     publish_groups: PositiveInt = 8
     """A shard is published once so many groups have finished; those that finish together share one. Also every few seconds."""
+    max_age: NonNegativeInt | None = None
+    """Versions that a group which was kept for a later batch may be behind the policy that trains on it; one that is older by
+    then is sampled again. Default: any. With ``train.async_enable`` it is ``train.async_queue_size``."""
 
 
 # --- data and rewards ------------------------------------------------------------------------------------------------
@@ -279,8 +285,9 @@ class AdvantageConfig(Section):
     """Whitening only centres."""
     bootstrap_truncated: bool = False
     """A truncated answer's last value is bootstrapped (gae)."""
-    is_correction_enable: bool = False
-    """Correct for the mismatch between the engine's and the trainer's log-probs."""
+    is_correction_enable: bool | None = None
+    """Correct for the mismatch between the engine's and the trainer's log-probs. Default: where older versions than the one
+    that is trained may speak (``train.async_enable`` with ``train.async_queue_size`` > 0)."""
     is_correction_type: Literal["tis", "icepop", "seq-mask-tis"] = "tis"
     """How: clamp the weight, drop tokens outside the range, or also drop whole samples."""
     is_correction_threshold: tuple[NonNegativeFloat, PositiveFloat] = (0.5, 5.0)
@@ -316,7 +323,8 @@ class AlgoConfig(Section):
     dynamic_filtering_range: tuple[float, float] = (0.0, 1.0)
     """A group is kept if its mean score is strictly inside."""
     dynamic_filtering_max_rounds: PositiveInt = 10
-    """Rounds of generation in one iteration, the first included."""
+    """Rounds of generation in one iteration, the first included. With partial rollout, whose rounds end early: as many groups
+    as so many whole ones have."""
     dynamic_filtering_on_limit: Literal["train", "stop"] = "train"
     """After the last round: train the short batch, or stop the run. A batch without any group stops it in either case."""
 
@@ -416,13 +424,23 @@ class TrainConfig(BatchedTrainConfig):
     """A Python file with an ``AgentExecutor`` or an ``AgentInstance`` (as in OpenRLHF), or with ``run_agent(prompt, label,
     client)`` for agents written with an OpenAI client."""
     async_enable: bool = False
-    """Overlap rollout and training."""
+    """Overlap rollout and training: iterations are flow runs that overlap (docs/pipelines.md)."""
     async_queue_size: NonNegativeInt = 1
-    """Largest lag of a rollout behind the policy, in versions."""
+    """With ``async_enable``: versions that any token may be behind the policy that trains on it. Rollout k starts once version
+    k - this exists. 0 is on-policy."""
     partial_rollout_enable: bool = False
-    """Pause requests at a weight sync instead of waiting for them."""
+    """With ``async_enable``: a weight sync pauses the requests in flight, which go on with the new weights, instead of waiting
+    for them to end. With ``rollout.vllm_generate_batch_size`` above ``rollout.batch_size`` an iteration closes when its batch
+    is full, and what is unfinished goes on in the next."""
+    partial_rollout_kv: Literal["recompute", "keep"] = "recompute"
+    """The KV cache of a paused request: computed again with the new weights, or kept as the old ones left it."""
+    partial_rollout_mask_old: bool = False
+    """Train only on the tokens of a sample that the last of its versions spoke; those before that weight sync are context."""
+    allow_uncorrected: bool = False
+    """Let ``algo.advantage.is_correction_enable=false``, or sampling that cannot be corrected (``rollout.top_p``, ``top_k``,
+    ``min_new_tokens``), stand where older versions may speak. The gradient is biased then."""
     colocate_all: bool = False
-    """All models and engines share the same GPUs."""
+    """All models and engines share the same GPUs, and take turns."""
     colocate_actor_ref: bool = False
     """Policy and reference model share GPUs."""
     colocate_critic_reward: bool = False
@@ -464,9 +482,15 @@ class WandbConfig(Section):
     """Weights & Biases."""
 
     key: SecretStr | None = None
-    """API key; never shown, never stored."""
+    """Refused, as any credential in a configuration: the key is read from $WANDB_API_KEY."""
     project: str | None = None
-    """Project."""
+    """Project; with it the run's metrics go there."""
+    org: str | None = None
+    """Team or user whose project it is; default: the key's own."""
+    group: str | None = None
+    """Group of runs within the project."""
+    mode: Literal["online", "offline"] = "online"
+    """offline: only files, below $WANDB_DIR (else $RLHF_HOME), for ``wandb sync``."""
 
 
 class ReplayConfig(Section):
@@ -491,9 +515,16 @@ class LoggerConfig(Section):
     """A model of MLflow's registry: every checkpoint with an exported model becomes a version of it (docs/retraining.md). One
     for all runs of a task, so that its alias ``best`` compares like with like. Default: none."""
     tensorboard_dir: str | None = None
-    """TensorBoard folder."""
+    """Folder of TensorBoard's event files; a run writes to ``{tensorboard_dir}/{run_id}/``."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
+    prometheus_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port at which the run's process tells Prometheus how it goes (docs/observability.md); 0: any free one, which the file
+    ``$RLHF_HOME/prometheus/{run_id}.json`` names. Default: nobody listens."""
+    prometheus_host: str = "127.0.0.1"
+    """Address it listens on."""
+    log_format: Literal["text", "json"] | None = None
+    """Log lines of the run's processes: text, or JSON objects; default: $RLHF_LOG_FORMAT, else text."""
 
 
 class StorageConfig(Section):
@@ -524,9 +555,13 @@ class RunConfig(Section):
     sample_rows: PositiveInt = 8
     """Sample answers in each iteration's table."""
     cpu_threads: PositiveInt | None = None
-    """CPU threads of each engine and training rank; default: the cores over the ranks or the engines, whichever are more."""
+    """CPU threads of each engine and training rank. Default: of a rank, the cores shared by all; of an engine the same, less
+    one for the process that feeds it."""
     trust_remote_code: bool = False
     """Let a model repository's own Python code run. Read it first."""
+    secrets: dict[str, str] = Field(default_factory=dict)
+    """Environment variable -> name of a Prefect block of type Secret, whose value every process of the run finds in it. For
+    tokens and keys of storage, reward servers and trackers (docs/security.md); the value itself is never stored."""
     max_restarts: NonNegativeInt = 2
     """Times the workers of one stage are rebuilt before the run fails."""
 
@@ -630,6 +665,55 @@ class Config(Section):
     def fills_batches(self) -> bool:
         """True if a batch is filled in rounds: groups may be filtered, generated ahead, or generated in smaller lots."""
         return self.algo.dynamic_filtering_enable or self.generate_batch_size != self.rollout.batch_size
+
+    @property
+    def overlaps(self) -> bool:
+        """True if iterations overlap. Those of a replay, which has no rollouts, never do."""
+        return self.train.async_enable and not self.is_replay
+
+    @property
+    def rollout_lag(self) -> int:
+        """Versions that the policy may be behind when a rollout starts: rollout k needs version k - this."""
+        return self.train.async_queue_size if self.overlaps else 0
+
+    @property
+    def max_age(self) -> int | None:
+        """Versions that a token may be behind the policy that trains on it; None: any.
+
+        Where iterations overlap it is the lag of their rollouts; where they do not, only a group that was kept for a later
+        batch is behind at all. The versions in a replay are its source's.
+        """
+        if self.is_replay:
+            return None
+        if self.overlaps:
+            return self.rollout_lag
+        return self.rollout.max_age if self.fills_batches else 0
+
+    @property
+    def pauses_requests(self) -> bool:
+        """True if a weight sync meets requests in flight, which go on with the new weights."""
+        return self.overlaps and self.train.partial_rollout_enable
+
+    @property
+    def carries_unfinished(self) -> bool:
+        """True if an iteration closes when its batch is full, and what is unfinished goes on in the next."""
+        return self.pauses_requests and self.fills_batches
+
+    @property
+    def corrects_mismatch(self) -> bool:
+        """True if token losses are corrected for who spoke the tokens."""
+        wanted = self.algo.advantage.is_correction_enable
+        return self.rollout_lag > 0 if wanted is None else wanted
+
+    @property
+    def reuses_logprobs(self) -> bool:
+        """True if the log-probs before the update are taken from its own forward pass, and no other pass is made for them.
+
+        They are the same numbers where an iteration is one optimizer step: each row passes once, by the weights that are about
+        to change. Not where the KL is a penalty on the reward: the advantages are made of it, before the update.
+        """
+        penalises_kl = self.needs_reference and not self.algo.kl.use_loss
+        return self.samples_per_step == self.samples_per_iteration and self.train.max_epochs == 1 and not penalises_kl
 
     @property
     def is_replay(self) -> bool:

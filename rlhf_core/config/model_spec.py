@@ -21,6 +21,7 @@ PREFIX = "run:"
 # Folders of a checkpoint with models in the Hugging Face format.
 EXPORT = "hf"  # what such a name means
 AVERAGE_EXPORT = "hf_ema"
+ADAPTER_EXPORT = "adapter"  # what was trained only, in PEFT's form
 _SPEC = re.compile(
     r"run:((?P<root>[a-z][a-z0-9+.-]*://.+)/)?(?P<run_id>[A-Za-z0-9._-]{1,128})(@(?P<which>best|latest|\d+))?"
 )

@@ -27,7 +27,19 @@ if TYPE_CHECKING:
     Span: TypeAlias = tuple[int, int]  # first and last
 
 # Sections and keys that decided what was sampled.
-SAMPLED = ("data", "vllm", "rollout", "agent", "train.num_episodes", "train.max_iterations", "train.agent_func_path")
+SAMPLED = (
+    "data",
+    "vllm",
+    "rollout",
+    "agent",
+    "train.num_episodes",
+    "train.max_iterations",
+    "train.agent_func_path",
+    "train.async_enable",
+    "train.async_queue_size",
+    "train.partial_rollout_enable",
+    "train.partial_rollout_kv",
+)
 # Of those sections: how the samples are trained, and how the run is operated.
 OF_TRAINING = (
     "rollout.micro_batch_size",
@@ -35,6 +47,8 @@ OF_TRAINING = (
     "rollout.publish_groups",
     "rollout.max_consecutive_failures",
     "vllm.gpu_memory_utilization",
+    "vllm.enable_sleep",
+    "vllm.sleep_level",
     "vllm.sync_timeout",
     "vllm.request_timeout",
     "agent.step_timeout",

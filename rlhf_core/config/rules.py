@@ -1,7 +1,4 @@
-"""Rules across fields: each its own function, each message naming the key, the value and the remedy.
-
-A key whose feature is not built yet is in the tree, so that its path is known, and refused here: never ignored.
-"""
+"""Rules across fields: each its own function, each message naming the key, the value and the remedy."""
 
 from __future__ import annotations
 
@@ -11,8 +8,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 from rlhf_core.config.agent_rules import AGENT_RULES
 from rlhf_core.config.model_spec import is_run_model, parse_run_model
+from rlhf_core.config.parallel_rules import PARALLEL_RULES
+from rlhf_core.config.pipeline_rules import PIPELINE_RULES
 from rlhf_core.config.vision_rules import VISION_RULES
 from rlhf_core.errors import ConfigError
+from rlhf_core.redaction import holds_secret, names_credential
 from rlhf_core.user_file import FROM_FILE
 
 if TYPE_CHECKING:
@@ -21,41 +21,12 @@ if TYPE_CHECKING:
     from rlhf_core.config.model import Config, DataConfig, RewardConfig
     from rlhf_core.config.supervised import SupervisedConfig, SupervisedDataConfig
 
-# key -> what it would switch on. Any value other than the default is refused.
-NOT_BUILT: dict[str, str] = {
-    "ref.offload": "offloading the reference model",
-    "ds.adam_offload": "optimizer offload",
-    "ds.tensor_parallel_size": "tensor parallelism in training",
-    "ds.sequence_parallel_size": "sequence parallelism in training",
-    "ds.ring_attn_size": "sequence parallelism in training",
-    "ds.packing_samples": "sample packing",
-    "ds.use_liger_kernel": "Liger kernels",
-    "ds.load_in_4bit": "QLoRA",
-    "ds.enable_sleep": "sleep of the training states",
-    "ds.lora": "LoRA",
-    "vllm.enable_sleep": "sleep of the engines",
-    "train.async_enable": "the asynchronous pipeline",
-    "train.async_queue_size": "the asynchronous pipeline",
-    "train.partial_rollout_enable": "partial rollout",
-    "train.colocate_all": "colocation",
-    "train.colocate_actor_ref": "colocation",
-    "train.colocate_critic_reward": "colocation",
-    "logger.tensorboard_dir": "the TensorBoard logger",
-    "logger.wandb": "the Weights & Biases logger",
-}
-
 # Names in the registries of rlhf_core.algorithms, which this package must not import; a test compares them.
 ESTIMATORS = ("gae", "reinforce", "reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 POLICY_LOSSES = ("ppo", "gspo", "cispo")
 NEEDS_GROUP = ("reinforce_baseline", "rloo", "group_norm", "dr_grpo")
 FIXED_GAMMA = NEEDS_GROUP
 
-# Words of a key that holds a credential: `secret`, `aws_access_key_id`, `api-key`, `sas_token`, `connection_string` ...
-CREDENTIAL = re.compile(
-    r"(^|[^a-z])(key|secret|token|password|passwd|passphrase|credentials?|connection_string)([^a-z]|$)", re.IGNORECASE
-)
-CAMEL_CASE = re.compile(r"(?<=[a-z])(?=[A-Z])")  # where SSECustomerKey has words
-NO_CREDENTIAL = re.compile(r"kms_key|bucket_key|key_md5", re.IGNORECASE)  # which of a store's keys to encrypt with
 MODELS = ("actor", "ref", "critic", "reward")  # sections that name one
 URLS = ("storage.root", "logger.mlflow_uri", "run.ray_address")
 
@@ -81,14 +52,6 @@ def default_at(config: Any, key: str) -> Any:
         config = getattr(config, part)
     field = type(config).model_fields[name]
     return field.get_default(call_default_factory=True)
-
-
-def keys_not_built(config: Config) -> Iterator[str]:
-    """Refuse, never ignore, a key whose feature does not exist yet."""
-    for key, feature in NOT_BUILT.items():
-        value = value_at(config, key)
-        if value != default_at(config, key):
-            yield f"{key}={value!r}: {feature} is not available in this version; remove the key"
 
 
 def algorithms_exist(config: Config) -> Iterator[str]:
@@ -162,6 +125,20 @@ def clipping_problems(config: Config | SupervisedConfig, *sections: str) -> Iter
             yield f"{key}={value_at(config, key):g} clips nothing with {section}.optim='muon': remove it"
 
 
+def packed_samples_stay_apart(config: Config) -> Iterator[str]:
+    """Attention computes each sample of a packed row by itself."""
+    yield from packing_problems(config)
+
+
+def packing_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """Eager attention is a model's own code: it makes the scores of all pairs of tokens of a row, then masks most of them."""
+    if config.ds.packing_samples and config.ds.attn_implementation == "eager":
+        yield (
+            "ds.packing_samples with ds.attn_implementation='eager' would compute attention between all samples of a row, only "
+            "to mask it: use sdpa or flash_attention_2, or remove ds.packing_samples"
+        )
+
+
 def universal_is_whole(config: Config) -> Iterator[str]:
     """A universal checkpoint holds all that training goes on from."""
     yield from universal_problems(config)
@@ -176,6 +153,41 @@ def universal_problems(config: Config | SupervisedConfig) -> Iterator[str]:
         )
 
 
+def adapters_are_whole(config: Config) -> Iterator[str]:
+    """Adapters, and what stands in 4 bits below them."""
+    yield from adapter_problems(config)
+    if config.ds.lora.rank and config.ds.lora.dropout:
+        yield (
+            f"ds.lora.dropout={config.ds.lora.dropout} makes the log-probs of the same tokens differ between two passes, so "
+            "that no ratio of them is 1 before a step: set it to 0 (supervised runs may have it)"
+        )
+    if config.ds.load_in_4bit and config.data.max_images_per_prompt:
+        yield (
+            f"ds.load_in_4bit is for models that read text only, and data.max_images_per_prompt="
+            f"{config.data.max_images_per_prompt}: remove ds.load_in_4bit"
+        )
+
+
+def adapter_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """What is wrong with adapters, whatever is trained by them."""
+    ds = config.ds
+    if ds.lora.rank and ds.tensor_parallel_size > 1:
+        yield (
+            f"ds.lora.rank={ds.lora.rank} gives adapters to whole layers, and ds.tensor_parallel_size="
+            f"{ds.tensor_parallel_size} divides them: use ds.zero_stage=3 for models that do not fit on one GPU"
+        )
+    if ds.lora.rank and not ds.lora.target_modules:
+        yield f"ds.lora.rank={ds.lora.rank} with ds.lora.target_modules=[] trains nothing: name layers, or use all-linear"
+    if not ds.load_in_4bit:
+        return
+    if not ds.lora.rank:
+        yield "ds.load_in_4bit freezes the model, and ds.lora.rank=0 trains nothing else: set ds.lora.rank"
+    if ds.param_dtype != "bf16":
+        yield f"ds.load_in_4bit computes in bf16, not in ds.param_dtype={ds.param_dtype!r}: set it to bf16"
+    if ds.zero_stage == 3:
+        yield "ds.load_in_4bit keeps the packed weights whole, which ds.zero_stage=3 would divide: use 2"
+
+
 def steps_divide(config: Config) -> Iterator[str]:
     """A rollout is a whole number of optimizer steps, and a step a whole number of rows per rank."""
     samples, step = config.samples_per_iteration, config.samples_per_step
@@ -185,9 +197,12 @@ def steps_divide(config: Config) -> Iterator[str]:
             "choose a divisor"
         )
     for name, model in (("actor", config.actor), ("critic", config.critic)):
-        if step % model.world_size and (name == "actor" or config.needs_critic):
+        together = config.ds.ranks_together
+        groups = max(model.world_size // together, 1)
+        if step % groups and (name == "actor" or config.needs_critic):
+            each = "ranks" if together == 1 else f"groups of {together} ranks"
             yield (
-                f"train.batch_size={step} (default: the whole rollout) does not divide over {model.world_size} ranks "
+                f"train.batch_size={step} (default: the whole rollout) does not divide over {groups} {each} "
                 f"({name}.num_nodes × {name}.num_gpus_per_node): choose a multiple of them"
             )
 
@@ -224,12 +239,12 @@ def lengths_fit(config: Config) -> Iterator[str]:
         yield f"vllm.max_model_len={context} is shorter than data.max_len={total}: raise it, or lower data.max_len"
     if config.rollout.min_new_tokens > new:
         yield f"rollout.min_new_tokens={config.rollout.min_new_tokens} is above rollout.max_new_tokens={new}: lower it"
-    budget = config.train.max_tokens_per_gpu
-    if config.train.dynamic_batch_enable and budget < total:
+    budget, ranks = config.train.max_tokens_per_gpu, config.ds.ranks_per_row
+    if config.train.dynamic_batch_enable and ranks * budget < total:
         yield f"train.max_tokens_per_gpu={budget} cannot hold one sample of data.max_len={total}: raise it"
     budget_rollout = config.rollout.max_tokens_per_gpu or budget
     longest = total + config.algo.advantage.bootstrap_truncated  # the value after the last token is asked for too
-    if config.train.dynamic_batch_enable and total <= budget and budget_rollout < longest:
+    if config.train.dynamic_batch_enable and total <= ranks * budget and ranks * budget_rollout < longest:
         yield f"rollout.max_tokens_per_gpu={budget_rollout} cannot hold one sample of {longest} tokens: raise it"
 
 
@@ -422,6 +437,11 @@ def registered_model_problems(config: Config | SupervisedConfig) -> Iterator[str
         yield f"logger.mlflow_model={model!r} cannot name a registered model: use up to 256 characters without / : ' and \""
 
 
+def metrics_have_a_place(config: Config) -> Iterator[str]:
+    """A logger that could not write, or a key that does nothing."""
+    yield from logger_problems(config)
+
+
 def steps_are_positive(config: Config) -> Iterator[str]:
     """0 means neither 'never' nor 'always': say which."""
     yield from step_problems(config)
@@ -440,19 +460,47 @@ def no_credentials(config: Config) -> Iterator[str]:
     if "@" in urlsplit(config.data.only_rows or "").netloc:
         yield "data.only_rows is a URL with a user or password in it, and the configuration is stored and shown: remove them"
     for url in config.reward.remote_url:
-        if "@" in url or any(CREDENTIAL.search(name) for name, _ in parse_qsl(url.partition("?")[2])):
+        if "@" in url or any(names_credential(name) for name, _ in parse_qsl(url.partition("?")[2])):
             yield (
                 "reward.remote_url has a URL with a user, a password or a key in it, and the configuration is stored and "
                 "shown: remove them, and name the variable that holds the servers' token in reward.remote_token_env"
             )
 
 
+def logger_problems(config: Config | SupervisedConfig) -> Iterator[str]:
+    """What is wrong with where metrics go."""
+    logger = config.logger
+    if "://" in (logger.tensorboard_dir or ""):
+        yield (
+            f"logger.tensorboard_dir={logger.tensorboard_dir!r}: event files grow line by line, which only a file system can: "
+            "name a folder"
+        )
+    wandb = logger.wandb
+    if wandb.project is None and wandb.model_copy(update={"key": None}) != type(wandb)():
+        yield "logger.wandb.org, .group and .mode do nothing without logger.wandb.project: name the project, or remove them"
+    if logger.prometheus_port is None and logger.prometheus_host != default_at(config, "logger.prometheus_host"):
+        yield (
+            f"logger.prometheus_host={logger.prometheus_host!r} without logger.prometheus_port: set the port, or 0 "
+            "for any free one"
+        )
+
+
 def credential_problems(config: Config | SupervisedConfig) -> Iterator[str]:
     """The message names the key, never its value."""
+    if config.logger.wandb.key is not None:
+        yield (
+            "logger.wandb.key is a credential, and the configuration is stored and shown: remove it, and set WANDB_API_KEY in "
+            "the environment of the run's process"
+        )
     for key in credential_keys(config.storage.options, "storage.options"):
         yield (
             f"{key} is a credential, and the configuration is stored and shown: remove it, and give it to the processes "
             "through the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, ... or an instance role)"
+        )
+    for key in secret_values(config.model_dump(mode="json")):
+        yield (
+            f"{key} holds a secret that an environment variable of this process has too, and the configuration is stored and "
+            "shown: let the code that needs it read the variable (docs/security.md#secrets)"
         )
     for key in URLS:
         if "@" in urlsplit(value_at(config, key) or "").netloc:
@@ -462,13 +510,24 @@ def credential_problems(config: Config | SupervisedConfig) -> Iterator[str]:
             )
 
 
+def secret_values(tree: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys, at any depth, in whose values stands a secret that this process knows."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from secret_values(value, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from secret_values(value, f"{prefix}[{index}]")
+    elif isinstance(tree, str) and holds_secret(tree):
+        yield prefix
+
+
 def credential_keys(tree: Any, prefix: str) -> Iterator[str]:
     """Dotted keys, at any depth, whose names say that they hold a credential."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             path = f"{prefix}.{key}"
-            words = CAMEL_CASE.sub("_", str(key))
-            if CREDENTIAL.search(words) and not NO_CREDENTIAL.search(words):
+            if names_credential(str(key)):
                 yield path
             else:
                 yield from credential_keys(value, path)
@@ -499,10 +558,13 @@ def training_misfits(config: Config | SupervisedConfig, device: str) -> Iterator
         yield f"ds.attn_implementation={config.ds.attn_implementation!r} needs a GPU: use 'sdpa' on CPU"
     if config.ds.param_dtype == "fp16":
         yield "ds.param_dtype='fp16' needs a GPU: use 'bf16' or 'fp32' on CPU"
+    if config.ds.load_in_4bit:
+        yield "ds.load_in_4bit needs a CUDA GPU: remove it on CPU"
+    if config.ds.use_liger_kernel:
+        yield "ds.use_liger_kernel needs a GPU: remove it on CPU"
 
 
 RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
-    keys_not_built,
     algorithms_exist,
     critic_is_wanted,
     critic_keys_have_a_critic,
@@ -510,7 +572,9 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     gamma_is_one,
     freezing_leaves_iterations,
     muon_is_not_clipped,
+    packed_samples_stay_apart,
     universal_is_whole,
+    adapters_are_whole,
     steps_divide,
     filtering_can_keep,
     rounds_can_fill,
@@ -525,9 +589,12 @@ RULES: tuple[Callable[[Config], Iterator[str]], ...] = (
     run_models_are_named,
     replay_is_complete,
     registered_model_is_named,
+    metrics_have_a_place,
     steps_are_positive,
     backends_match_device,
     no_credentials,
     *AGENT_RULES,
     *VISION_RULES,
+    *PIPELINE_RULES,
+    *PARALLEL_RULES,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_core.config import rules
+from rlhf_core.config import parallel_rules, rules
 from rlhf_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,12 +22,34 @@ def check(config: SupervisedConfig) -> None:
 
 def steps_divide(config: SupervisedConfig) -> Iterator[str]:
     """A step is a whole number of examples per rank."""
-    step, ranks = config.train.batch_size, config.model.world_size
-    if step % ranks:
+    step, together = config.train.batch_size, config.ds.ranks_together
+    groups = max(config.model.world_size // together, 1)
+    if step % groups:
+        each = "ranks" if together == 1 else f"groups of {together} ranks"
         yield (
-            f"train.batch_size={step} does not divide over {ranks} ranks (model.num_nodes × model.num_gpus_per_node): "
+            f"train.batch_size={step} does not divide over {groups} {each} (model.num_nodes × model.num_gpus_per_node): "
             "choose a multiple of them"
         )
+
+
+def rows_divide(config: SupervisedConfig) -> Iterator[str]:
+    """Sequence parallelism."""
+    yield from parallel_rules.sequence_problems(config.ds, {"model": config.model.world_size})
+
+
+def layers_divide(config: SupervisedConfig) -> Iterator[str]:
+    """Tensor parallelism."""
+    yield from parallel_rules.tensor_problems(config, {"model": config.model.world_size}, "model")
+
+
+def copies_are_of_shards(config: SupervisedConfig) -> Iterator[str]:
+    """hpZ."""
+    yield from parallel_rules.secondary_shard_problems(config.ds, {"model": config.model.world_size})
+
+
+def offload_has_shards(config: SupervisedConfig) -> Iterator[str]:
+    """Optimizer offload."""
+    yield from parallel_rules.offload_problems(config, "model")
 
 
 def muon_is_not_clipped(config: SupervisedConfig) -> Iterator[str]:
@@ -35,15 +57,25 @@ def muon_is_not_clipped(config: SupervisedConfig) -> Iterator[str]:
     yield from rules.clipping_problems(config, "model")
 
 
+def packed_samples_stay_apart(config: SupervisedConfig) -> Iterator[str]:
+    """Attention computes each sample of a packed row by itself."""
+    yield from rules.packing_problems(config)
+
+
 def universal_is_whole(config: SupervisedConfig) -> Iterator[str]:
     """A universal checkpoint holds all that training goes on from."""
     yield from rules.universal_problems(config)
 
 
+def adapters_are_whole(config: SupervisedConfig) -> Iterator[str]:
+    """Adapters, and what stands in 4 bits below them."""
+    yield from rules.adapter_problems(config)
+
+
 def budget_holds_a_row(config: SupervisedConfig) -> Iterator[str]:
     """A micro-batch holds at least one row."""
     budget, longest = config.train.max_tokens_per_gpu, config.data.max_len
-    if config.train.dynamic_batch_enable and budget < longest:
+    if config.train.dynamic_batch_enable and config.ds.ranks_per_row * budget < longest:
         yield f"train.max_tokens_per_gpu={budget} cannot hold one row of data.max_len={longest}: raise it"
 
 
@@ -85,24 +117,32 @@ def label_smoothing_is_dpo(config: SupervisedConfig) -> Iterator[str]:
         yield f"dpo.label_smoothing={config.dpo.label_smoothing} has no meaning with dpo.loss='ipo': set it to 0"
 
 
+def metrics_have_a_place(config: SupervisedConfig) -> Iterator[str]:
+    """A logger that could not write, or a key that does nothing."""
+    yield from rules.logger_problems(config)
+
+
 def no_credentials(config: SupervisedConfig) -> Iterator[str]:
     """The configuration is stored with the run and shown by trackers."""
     yield from rules.credential_problems(config)
 
 
-def only_what_is_built(config: SupervisedConfig) -> Iterator[str]:
-    """Refuse, never ignore, a key whose feature does not exist yet."""
-    for key, feature in rules.NOT_BUILT.items():
-        if key.startswith(SHARED) and rules.value_at(config, key) != rules.default_at(config, key):
-            yield f"{key}={rules.value_at(config, key)!r}: {feature} is not available in this version; remove the key"
+def nothing_sleeps(config: SupervisedConfig) -> Iterator[str]:
+    """Training states leave a GPU to the engines of a run by rewards; here nobody else would use it."""
+    if config.ds.enable_sleep:
+        yield "ds.enable_sleep: no engine shares the GPUs of a supervised run: remove it"
 
-
-SHARED = ("ds.", "ckpt.", "logger.")
 
 RULES: tuple[Callable[[SupervisedConfig], Iterator[str]], ...] = (
-    only_what_is_built,
+    nothing_sleeps,
     muon_is_not_clipped,
+    rows_divide,
+    layers_divide,
+    copies_are_of_shards,
+    offload_has_shards,
+    packed_samples_stay_apart,
     universal_is_whole,
+    adapters_are_whole,
     steps_divide,
     budget_holds_a_row,
     templates_agree,
@@ -111,6 +151,7 @@ RULES: tuple[Callable[[SupervisedConfig], Iterator[str]], ...] = (
     best_metric_exists,
     run_models_are_named,
     registered_model_is_named,
+    metrics_have_a_place,
     label_smoothing_is_dpo,
     no_credentials,
 )

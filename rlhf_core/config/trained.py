@@ -105,13 +105,14 @@ class LoraConfig(Section):
     """Low-rank adapters."""
 
     rank: NonNegativeInt = 0
-    """Rank of the adapters; 0: off."""
+    """Rank of the adapters; 0: off. With adapters nothing else is trained, but for the new head of a critic or reward model."""
     alpha: PositiveFloat = 16
-    """Scale of the adapters."""
+    """Scale of the adapters: what they say counts ``alpha / rank`` times."""
     dropout: Fraction = 0.0
-    """Dropout before the adapters."""
+    """Dropout before the adapters; of supervised training only."""
     target_modules: StringList = ("all-linear",)
-    """Modules that get adapters."""
+    """Linear layers of the language model that get adapters, by the ends of their names (``q_proj``, ``mlp.up_proj``), or
+    ``all-linear``. The output layer and a vision tower get none."""
 
 
 class DeepSpeedConfig(Section):
@@ -123,22 +124,35 @@ class DeepSpeedConfig(Section):
     """Type of the parameters in the forward pass; master weights are fp32 in any case."""
     attn_implementation: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3"] = "sdpa"
     """Attention of the training side."""
+    zpg: PositiveInt = 1
+    """ZeRO++'s secondary shards (hpZ), with ``zero_stage=3``: so many ranks, those of a node, hold a copy of the parameters
+    between forward and backward pass, so that the backward pass gathers within the node. 1: off."""
     adam_offload: bool = False
-    """Keep the optimizer states in host memory."""
+    """Keep master weights and optimizer states in host memory, and take the optimizer's steps there. Not with ``zero_stage=0``
+    or ``optim=muon``."""
     tensor_parallel_size: PositiveInt = 1
-    """Tensor parallelism of training."""
+    """Ranks that compute the same rows, each with its part of every layer (DeepSpeed's AutoTP): some of the heads, and some of
+    the MLP's columns. For layers that are too large for one GPU, or too slow on it. Divides the ranks of every trained model,
+    its heads, key-value heads and the width of its MLP. For dense text models, with ``zero_stage`` 1 or 2 (in fp32 also 0)."""
     sequence_parallel_size: PositiveInt = 1
-    """Sequence parallelism of training."""
+    """Ranks that compute the same rows, each a part of their tokens (DeepSpeed-Ulysses): for rows whose activations one GPU
+    does not hold. Divides the ranks of every trained model, and its attention heads. Needs ``packing_samples``; a micro-batch
+    has the rows, or ``max_tokens_per_gpu`` times the ranks tokens, of the group."""
     ring_attn_size: PositiveInt = 1
     """OpenRLHF's name for ``sequence_parallel_size``."""
     packing_samples: bool = False
-    """Pack several samples into one row."""
+    """Models get the samples of a micro-batch as one row without padding, each with attention and positions of its own: less
+    work where lengths differ, the same gradient. ``micro_batch_size`` samples, or as many as ``max_tokens_per_gpu`` holds with
+    ``dynamic_batch_enable``. On GPU use ``attn_implementation=flash_attention_2``: ``sdpa`` takes one sample after the other.
+    Text only; a model that carries a state from token to token, such as Qwen3-Next, is refused when it is loaded."""
     use_liger_kernel: bool = False
-    """Fused kernels on GPU."""
+    """Liger's fused kernels for norms, rotary embeddings and gated layers, on GPU (``pip install 'rlhf-flow[liger]'``). A model
+    that Liger has none for is refused when it is loaded."""
     load_in_4bit: bool = False
-    """QLoRA."""
+    """QLoRA: hold the frozen weights below adapters in 4 bits (NF4), of the policy, the critic and the reference. Needs
+    ``ds.lora.rank``, bf16, ``zero_stage`` 0 to 2, a CUDA GPU and bitsandbytes."""
     enable_sleep: bool = False
-    """Move training states to host memory while the engines generate (colocated runs)."""
+    """Move every model but the engines to host memory while it is not needed, with ``train.colocate_all``."""
     use_universal_ckpt: bool = False
     """Checkpoints by parameter: a run can be resumed with other numbers of ranks and another ``zero_stage``. Not with fp16."""
     lora: LoraConfig = LoraConfig()
@@ -146,3 +160,13 @@ class DeepSpeedConfig(Section):
     logprob_chunk: PositiveInt = 1024
     """Logits that exist at a time, in tokens (times the vocabulary), at most. Fewer do where the device gains nothing from
     more: 8 MiB on CPU, 128 MiB on a GPU. The full logits never exist."""
+
+    @property
+    def ranks_per_row(self) -> int:
+        """Ranks that divide the tokens of the same rows, under whichever of its names it was set."""
+        return max(self.sequence_parallel_size, self.ring_attn_size)
+
+    @property
+    def ranks_together(self) -> int:
+        """Ranks that compute the same rows, whatever they divide."""
+        return self.ranks_per_row * self.tensor_parallel_size

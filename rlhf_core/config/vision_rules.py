@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def images_are_seen(config: Config) -> Iterator[str]:
-    """Every model of the run that reads the prompts reads their images, or the run is refused."""
+    """Every model of the run that reads the prompts reads their images, row by row, or the run is refused."""
     shown = f"data.max_images_per_prompt={config.data.max_images_per_prompt}"
     if config.data.max_images_per_prompt == 0:
         if config.actor.freeze_visual_encoder:
@@ -21,6 +21,11 @@ def images_are_seen(config: Config) -> Iterator[str]:
         yield (
             f"{shown}, but a critic reads text only (Hugging Face has no sequence classifier that sees): use an estimator "
             "without a critic, such as algo.advantage.estimator='group_norm'"
+        )
+    if config.ds.packing_samples:
+        yield (
+            f"{shown}, but ds.packing_samples packs text only (pixel values and the positions of image tokens belong to rows): "
+            "remove ds.packing_samples"
         )
     if config.reward.model_name_or_path is not None:
         yield (

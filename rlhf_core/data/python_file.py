@@ -69,4 +69,4 @@ def _arguments(query: str, name: str) -> dict[str, Any]:
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
         return {key: yaml.safe_load(value) for key, value in pairs}
     except (ValueError, yaml.YAMLError) as error:
-        raise DataError(f"{name}?{query}: {error}; write the arguments as key=value&key=value") from error
+        raise DataError(f"{name}?{query}: {error}; write the arguments as name=value&name=value") from error

@@ -157,8 +157,9 @@ def _load(
 def _check_budget(config: SupervisedConfig) -> None:
     """Both answers of a pair are in one micro-batch."""
     budget, longest = config.train.max_tokens_per_gpu, config.data.max_len
-    if config.train.dynamic_batch_enable and budget < 2 * longest:
+    together = config.ds.ranks_per_row
+    if config.train.dynamic_batch_enable and together * budget < 2 * longest:
         raise ConfigError(
             f"train.max_tokens_per_gpu={budget} cannot hold a pair of answers of data.max_len={longest} tokens each: "
-            f"raise it to {2 * longest}"
+            f"raise it to {-(-2 * longest // together)}"
         )

@@ -22,28 +22,28 @@ import gc
 import os
 from contextlib import aclosing
 from contextvars import Context
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, GenerationError, WorkerError
+from rlhf_core.generation.batch import Batch, Pending
 from rlhf_core.generation.images import EngineImages
 from rlhf_core.generation.liveness import while_alive
+from rlhf_core.generation.load import EngineLoad, load_keeper
 from rlhf_core.generation.results import to_generation
 from rlhf_core.generation.sampling import to_sampling_params, token_budget
 from rlhf_core.generation.settings import WORKER_EXTENSION, EngineSettings, engine_environment
+from rlhf_core.generation.sleeping import NO_WEIGHTS, Sleep
 from rlhf_core.generation.sync import run_round
 from rlhf_core.records import GenerateRequest, Generation, SamplingParams
 from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 
+    from rlhf_core.generation.batch import Chunk, Outcome
     from rlhf_core.generation.images import ImageLoader
     from rlhf_core.vision import VisionProcessor
     from rlhf_core.weights import WeightUpdate
-
-Outcome = Generation | GenerationError | DeadlineError
-Chunk = list[tuple[int, Outcome]]  # (position in the batch, what became of it)
 
 logger = get_logger(__name__)
 
@@ -66,15 +66,22 @@ class VllmEngine:
         self._eos_ids: frozenset[int] = frozenset()
         self._tasks: Any = ()  # vLLM's name for what the model can do
         self._version = -1
-        self._rounds = 0  # weight updates begun; tells whether one happened during a request
         self._broken = ""  # why nothing may be generated; a complete weight update heals it
+        self._sleep = Sleep(settings.sleep_level, settings.device)
         self._gate = asyncio.Lock()  # held while requests are added, and during a weight update
         self._batches = 0
+        self._open: list[Batch] = []  # whose requests are not all finished
+        self._load = EngineLoad()
 
     @property
     def version(self) -> int:
-        """The policy version that speaks."""
-        return self._version
+        """The policy version that speaks, or would if the engine were awake; ``NO_WEIGHTS`` where it went in its sleep."""
+        return NO_WEIGHTS if self._sleep.lost_weights else self._version
+
+    @property
+    def load(self) -> EngineLoad:
+        """What it has to do right now; without ``settings.observed`` nothing is counted."""
+        return self._load
 
     @property
     def image_processor(self) -> VisionProcessor | None:
@@ -89,7 +96,7 @@ class VllmEngine:
     async def start(self, version: int) -> None:
         """Load the model, whose weights are those of policy ``version``, and answer one request to warm up."""
         os.environ.update(engine_environment(self.settings))
-        self._llm = _load(self.settings)
+        self._llm = _load(self.settings, self._load)
         self._tasks = await self._llm.get_supported_tasks()
         self._eos_ids = _end_of_sequence_ids(self._llm)
         if self.settings.max_images:
@@ -148,6 +155,7 @@ class VllmEngine:
         """
         async with self._gate:
             await self.check_health()
+            self._sleep.check_awake()
             admitted()
             try:
                 queue = await self._llm.add_request(name, prompt, params, **options)
@@ -190,7 +198,8 @@ class VllmEngine:
         await self._llm.collective_rpc("init_weight_transfer_engine", kwargs={"init_info": init_info})
 
     async def update_weights(self, update: WeightUpdate) -> None:
-        """Take the weights of another policy version; requests in flight wait and go on with the new ones.
+        """Take the weights of another policy version; requests in flight wait and go on with the new ones. An engine that
+        sleeps takes them too, and sleeps on without its KV cache.
 
         Raises:
             WeightSyncError: with the engine's own text. If the old weights are untouched the engine goes on with them;
@@ -198,18 +207,51 @@ class VllmEngine:
             DeadlineError: no answer within ``settings.sync_timeout``; the engine refuses to generate, as above.
         """
         async with self._gate:
-            self._rounds += 1
             try:
-                failure = await run_round(self._llm, update, self.settings.sync_timeout, heal=bool(self._broken))
+                failure = await run_round(
+                    self._llm, update, self.settings.sync_timeout, heal=bool(self._broken), sleep=self._sleep
+                )
             except BaseException:
-                self._broken = f"the weight update to version {update.version} was cut off"
+                self._break(f"the weight update to version {update.version} was cut off")
                 raise
             if failure is None:
-                self._version, self._broken = update.version, ""
+                self._version, self._broken, self._sleep.lost_weights = update.version, "", False
                 return
             if failure.damaged:
                 await self._fall_silent(str(failure.error))
             raise failure.error from failure.cause
+
+    async def abort_requests(self, request_ids: Collection[str]) -> None:
+        """End requests of ``generate_many``, by their own ids: whoever still waits for one gets a ``GenerationError``."""
+        named = set(request_ids)
+        for batch in self._open:
+            batch.unwanted |= {index for index, request in enumerate(batch.requests) if request.request_id in named}
+            admitted = [pending.internal_id for pending in batch.pending.values() if pending.index in batch.unwanted]
+            if admitted:
+                await self._llm.abort(admitted, internal=True)
+
+    async def sleep(self) -> None:
+        """Give the GPU's memory to others, as ``settings.sleep_level`` says; nothing where the engine sleeps already.
+
+        Raises:
+            WorkerError: requests are in flight; or the engine did not fall asleep, and has to be made again.
+        """
+        async with self._gate:
+            in_flight = len(self._llm.output_processor.request_states)
+            if in_flight:
+                raise WorkerError(
+                    f"the engine cannot sleep with {in_flight} requests in flight: wait for them, or drop them first"
+                )
+            await self._move("fall asleep", self._sleep.begin(self._llm))
+
+    async def wake_up(self) -> None:
+        """Take all memory back, where it is away: the engine generates again.
+
+        Raises:
+            WorkerError: it did not wake up, and has to be made again.
+        """
+        async with self._gate:
+            await self._move("wake up", self._sleep.wake(self._llm))
 
     async def drop_requests(self) -> None:
         """End whatever is in flight; whoever still waits for it gets a ``WorkerError``."""
@@ -267,7 +309,8 @@ class VllmEngine:
                 state.logprobs_processor.tokenizer = None
 
     async def _run(self, requests: Sequence[GenerateRequest], *, fresh: bool) -> AsyncGenerator[Chunk]:
-        batch = _Batch(requests, rounds=self._rounds, version=self._version)
+        batch = Batch(requests)
+        self._open = [*self._open, batch]
         try:
             if self._images is not None:
                 await self._render(batch, self._images)
@@ -281,26 +324,46 @@ class VllmEngine:
                     return
                 yield [self._finish(batch, output) for output in outputs]
         finally:
+            self._open = [other for other in self._open if other is not batch]
             await self._abort(batch)
 
-    async def _admit(self, batch: _Batch, *, fresh: bool) -> None:
+    async def _admit(self, batch: Batch, *, fresh: bool) -> None:
         async with self._gate:
             await self.check_health()
-            batch.rounds, batch.version = self._rounds, self._version
+            self._sleep.check_awake()
             core = self._llm.engine_core
             exclusive = fresh and not self._llm.output_processor.has_unfinished_requests()
             if exclusive:
                 # Empty the prefix cache, but for later turns: it holds what they go on from, and when they come depends
                 # on their environments in any case.
                 clear = not all(request.continues for request in batch.requests)
-                await while_alive(self._llm, core.pause_scheduler_async("keep", clear))
+                await self._ask("pause", core.pause_scheduler_async("keep", clear))
             try:
                 await self._add(batch)
             finally:
                 if exclusive:
-                    await while_alive(self._llm, core.resume_scheduler_async())
+                    await self._ask("resume", core.resume_scheduler_async())
 
-    async def _render(self, batch: _Batch, images: EngineImages) -> None:
+    async def _ask(self, what: str, call: Awaitable[Any]) -> None:
+        """Of the engine's core, for no longer than a weight update may take: the next one waits for the answer."""
+        limit = self.settings.sync_timeout
+        try:
+            await asyncio.wait_for(while_alive(self._llm, call), limit)
+        except TimeoutError as error:
+            self._break(f"it did not {what} within {limit:g} s (vllm.sync_timeout)")
+            raise WorkerError(f"the engine did not {what} within {limit:g} s, nor die") from error
+
+    async def _move(self, what: str, call: Awaitable[Any]) -> None:
+        """The engine's memory, as ``_ask``. Where vLLM fails, nobody knows what is left where."""
+        try:
+            await self._ask(what, call)
+        except WorkerError:
+            raise
+        except Exception as error:
+            self._break(f"it did not {what}: {error}")
+            raise WorkerError(f"the engine did not {what}: {error}") from error
+
+    async def _render(self, batch: Batch, images: EngineImages) -> None:
         """Pixel values of all requests, made before the engine is held up for them."""
         made = await asyncio.gather(*map(images.engine_input, batch.requests), return_exceptions=True)
         for index, (request, engine_input) in enumerate(zip(batch.requests, made, strict=True)):
@@ -316,11 +379,14 @@ class VllmEngine:
             else:
                 batch.rendered[index] = engine_input
 
-    async def _add(self, batch: _Batch) -> None:
+    async def _add(self, batch: Batch) -> None:
         self._batches += 1
         refused = {index for index, _ in batch.refused}
         for index, request in enumerate(batch.requests):
             if index in refused:
+                continue
+            if index in batch.unwanted:
+                batch.refused.append((index, GenerationError(f"request {request.request_id} was taken back")))
                 continue
             try:
                 budget = token_budget(request, self.settings.max_model_len)
@@ -336,22 +402,21 @@ class VllmEngine:
                 batch.refused.append((index, refusal))
                 continue
             self._llm.input_processor.assign_request_id(core_request)
-            batch.pending[name] = _Pending(index, budget, core_request.request_id)
+            batch.pending[name] = Pending(index, budget, core_request.request_id)
             self._llm.output_processor.add_request(core_request, None, None, 0, batch.mailbox)
             await self._llm.engine_core.add_request_async(core_request)
 
-    def _finish(self, batch: _Batch, output: Any) -> tuple[int, Outcome]:
+    def _finish(self, batch: Batch, output: Any) -> tuple[int, Outcome]:
         if isinstance(output, Exception):
             raise WorkerError(self._broken or f"the vLLM engine died while generating: {output}") from output
         pending = batch.pending.pop(output.request_id)
-        known = batch.version if batch.rounds == self._rounds else None
         try:
-            result = to_generation(batch.requests[pending.index], output.outputs[0], pending.budget, known)
+            result = to_generation(batch.requests[pending.index], output.outputs[0], pending.budget)
         except GenerationError as error:
             return pending.index, error
         return pending.index, result
 
-    def _timed_out(self, batch: _Batch) -> Chunk:
+    def _timed_out(self, batch: Batch) -> Chunk:
         limit = self.settings.request_timeout
         return [
             (
@@ -364,7 +429,7 @@ class VllmEngine:
             for pending in batch.pending.values()
         ]
 
-    async def _abort(self, batch: _Batch) -> None:
+    async def _abort(self, batch: Batch) -> None:
         """A no-op for a batch that is through."""
         if batch.pending and not self._llm.errored:
             with contextlib.suppress(Exception):  # the batch's own error matters, not that of the clean-up
@@ -376,60 +441,23 @@ class VllmEngine:
         await self._llm.update_weight_version(str(version))
         self._version = version
 
-    async def _fall_silent(self, reason: str) -> None:
-        """End what is in flight before the engine goes on: damaged weights must not speak under a version's name."""
+    def _break(self, reason: str) -> None:
+        """Whoever waits for a request in flight is told: the engine may stay paused until an update succeeds."""
         self._broken = reason
         logger.error("the engine generates nothing until a weight update succeeds: %s", reason)
-        open_requests = list(self._llm.output_processor.request_states)
         self._llm.output_processor.propagate_error(WorkerError(reason))
+
+    async def _fall_silent(self, reason: str) -> None:
+        """End what is in flight before the engine goes on: damaged weights must not speak under a version's name."""
+        open_requests = list(self._llm.output_processor.request_states)
+        self._break(reason)
         with contextlib.suppress(Exception):  # an engine that does not listen cannot speak either
             async with asyncio.timeout(LAST_WORDS_SECONDS):
                 await self._llm.abort(open_requests, internal=True)
                 await self._llm.resume_generation()
 
 
-@dataclass(slots=True)
-class _Pending:
-    index: int  # in the batch
-    budget: int  # tokens it may sample
-    internal_id: str  # vLLM's
-
-
-@dataclass(slots=True)
-class _Batch:
-    requests: Sequence[GenerateRequest]
-    rounds: int  # weight updates begun when it was admitted
-    version: int  # policy version then
-    mailbox: _Mailbox = field(default_factory=lambda: _Mailbox())
-    pending: dict[str, _Pending] = field(default_factory=dict)  # by the name vLLM knows the request under
-    refused: Chunk = field(default_factory=list)
-    rendered: dict[int, dict[str, Any]] = field(default_factory=dict)  # by position, where the model reads images
-
-
-class _Mailbox:
-    """Where vLLM's output loop puts the finished outputs of a batch, in place of one queue and one task a request."""
-
-    def __init__(self) -> None:
-        self._outputs: list[Any] = []
-        self._ready = asyncio.Event()
-
-    def put(self, output: Any) -> None:
-        """A finished ``RequestOutput``, or the exception that ended the engine."""
-        self._outputs.append(output)
-        self._ready.set()
-
-    async def take(self, limit: float) -> list[Any]:
-        """All that came since the last call, at least one; nothing after ``limit`` seconds without any."""
-        try:
-            await asyncio.wait_for(self._ready.wait(), limit)
-        except TimeoutError:
-            return []
-        self._ready.clear()
-        outputs, self._outputs = self._outputs, []
-        return outputs
-
-
-def _load(settings: EngineSettings) -> Any:
+def _load(settings: EngineSettings, load: EngineLoad) -> Any:
     from vllm.config import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -438,7 +466,10 @@ def _load(settings: EngineSettings) -> Any:
     if settings.sync_backend == "shm":
         arguments["worker_extension_cls"] = WORKER_EXTENSION
     transfer = WeightTransferConfig(backend=settings.sync_backend)
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, weight_transfer_config=transfer))
+    return AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**arguments, weight_transfer_config=transfer),
+        stat_loggers=[load_keeper(load)] if settings.observed else None,
+    )
 
 
 def _token_prompt(request: GenerateRequest) -> dict[str, Any]:

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from rlhf_core.records import GenerateRequest
 
 
-def to_generation(request: GenerateRequest, completion: Any, budget: int, fallback_version: int | None) -> Generation:
+def to_generation(request: GenerateRequest, completion: Any, budget: int) -> Generation:
     """Convert one finished vLLM ``CompletionOutput`` (flat log-probs).
 
-    ``budget`` is how many tokens the request was allowed (``sampling.token_budget``); ``fallback_version`` spoke all
-    tokens if vLLM does not say which did, None: unknown.
+    ``budget`` is how many tokens the request was allowed (``sampling.token_budget``).
 
     Raises:
         GenerationError: the request was aborted, or a log-prob or the policy version of a token is missing.
@@ -30,7 +29,7 @@ def to_generation(request: GenerateRequest, completion: Any, budget: int, fallba
         request_id=name,
         token_ids=token_ids,
         logprobs=checked_logprobs(name, values, token_ids),
-        version_spans=version_spans_of(name, completion.weight_versions, len(token_ids), fallback_version),
+        version_spans=version_spans_of(name, completion.weight_versions, len(token_ids)),
         stop_reason=stop_reason,
         stop_detail=detail,
     )
@@ -82,19 +81,14 @@ def checked_logprobs(name: str, values: list[float], token_ids: list[int]) -> li
     return values
 
 
-def version_spans_of(name: str, reported: Any, length: int, fallback_version: int | None) -> list[VersionSpan]:
-    """Which policy version spoke which of ``length`` tokens, as vLLM reported it.
+def version_spans_of(name: str, reported: Any, length: int) -> list[VersionSpan]:
+    """Which policy version spoke which of ``length`` tokens: vLLM stamps them as they are sampled, also across a pause.
 
     Raises:
-        GenerationError: nobody knows, or the report does not cover the tokens.
+        GenerationError: the report does not cover the tokens.
     """
     if reported is None:
-        if fallback_version is None:
-            raise GenerationError(
-                f"request {name}: the engine does not say which policy version spoke its tokens, and the weights changed "
-                "meanwhile"
-            )
-        return [VersionSpan(0, length, fallback_version)]
+        raise GenerationError(f"request {name}: the engine does not say which policy version spoke its tokens")
     spans = [VersionSpan(span.start, span.end, int(span.version)) for span in reported if span.end > span.start]
     ends = [0, *(span.end for span in spans)]
     if [span.start for span in spans] != ends[:-1] or ends[-1] != length:

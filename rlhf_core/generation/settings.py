@@ -19,6 +19,7 @@ CPU_BATCHED_TOKENS = 2048  # prompt tokens of one step
 IMAGES_OF_AN_EPISODE = 999  # vLLM's own limit: how many an environment may show is bounded by the context
 PIXELS_GIB = 1.0  # kept by vLLM in each of its two processes: pixel values of images that other requests show too
 WORKER_EXTENSION = "rlhf_core.generation.worker_extension.WeightWorkerExtension"
+KV_KEEPING_SCHEDULER = "rlhf_core.generation.kept_kv.kv_keeping_scheduler"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,10 @@ class EngineSettings:
     request_timeout: float = 1800.0  # seconds
     trust_remote_code: bool = False
     max_images: int = 0  # of one prompt; 0: text only
+    sleep_level: int = 0  # of vLLM's sleep mode; 0: the engine never sleeps
+    workers_in_ray: bool = False  # the workers are Ray actors in bundles of the engine's placement group (colocated)
+    partial_rollout_kv: Literal["recompute", "keep"] = "recompute"  # of requests that a weight update meets in flight
+    observed: bool = False  # vLLM counts what it does in each step
 
     @classmethod
     def from_config(cls, config: Config, model_path: str, device: Device) -> EngineSettings:
@@ -57,7 +62,7 @@ class EngineSettings:
             tensor_parallel_size=vllm.tensor_parallel_size,
             gpu_memory_utilization=vllm.gpu_memory_utilization,
             cpu_kv_cache_gib=vllm.cpu_kv_cache_gib,
-            cpu_threads=_cpu_threads(vllm.num_engines * vllm.tensor_parallel_size),
+            cpu_threads=config.run.cpu_threads or _cpu_threads(vllm.num_engines * vllm.tensor_parallel_size),
             enforce_eager=vllm.enforce_eager,
             enable_prefix_caching=vllm.enable_prefix_caching,
             seed=config.train.seed,
@@ -65,6 +70,10 @@ class EngineSettings:
             request_timeout=vllm.request_timeout,
             trust_remote_code=config.run.trust_remote_code,
             max_images=_max_images(config),
+            sleep_level=vllm.sleep_level if vllm.enable_sleep else 0,
+            workers_in_ray=workers_in_ray(config, device),
+            partial_rollout_kv=config.train.partial_rollout_kv,
+            observed=config.logger.prometheus_port is not None,
         )
 
     def engine_arguments(self) -> dict[str, Any]:
@@ -78,12 +87,14 @@ class EngineSettings:
             "enable_prefix_caching": self.enable_prefix_caching,
             "seed": self.seed,
             "trust_remote_code": self.trust_remote_code,
+            "load_format": "safetensors",  # a .bin file is a pickle, which may run code
             "generation_config": "vllm",  # else the model's own file changes the sampling behind our back
             "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled: temperature applied
             "disable_log_stats": True,
         }
         images = self._image_arguments() if self.max_images else {}
-        return shared | images | (self._cpu_arguments() if self.device == "cpu" else self._gpu_arguments())
+        keeping = {"scheduler_cls": KV_KEEPING_SCHEDULER} if self.partial_rollout_kv == "keep" else {}
+        return shared | images | keeping | (self._cpu_arguments() if self.device == "cpu" else self._gpu_arguments())
 
     def _image_arguments(self) -> dict[str, Any]:
         return {"limit_mm_per_prompt": {"image": self.max_images, "video": 0}, "mm_processor_cache_gb": PIXELS_GIB}
@@ -101,7 +112,14 @@ class EngineSettings:
         }
 
     def _gpu_arguments(self) -> dict[str, Any]:
-        return {"enforce_eager": self.enforce_eager, "gpu_memory_utilization": self.gpu_memory_utilization}
+        # Named, because in a placement group vLLM would choose Ray for every engine of several GPUs.
+        backend = "ray" if self.workers_in_ray else "mp" if self.tensor_parallel_size > 1 else "uni"
+        return {
+            "enforce_eager": self.enforce_eager,
+            "gpu_memory_utilization": self.gpu_memory_utilization,
+            "distributed_executor_backend": backend,
+            "enable_sleep_mode": self.sleep_level > 0,
+        }
 
 
 def _max_images(config: Config) -> int:
@@ -113,6 +131,12 @@ def _max_images(config: Config) -> int:
 def _cpu_threads(workers: int) -> int:
     """This machine's cores shared by all workers, less one each for the process that feeds it."""
     return max(1, (os.cpu_count() or 1) // workers - 1)
+
+
+def workers_in_ray(config: Config, device: Device) -> bool:
+    """True for engines of several GPUs that share them: one process cannot hold fractions of several (``placement``)."""
+    shares = config.train.colocate_all and not config.is_replay
+    return device == "gpu" and shares and config.vllm.tensor_parallel_size > 1
 
 
 def sync_backend(config: Config, device: Device) -> str:

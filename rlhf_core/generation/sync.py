@@ -7,7 +7,9 @@
        old weights
 
 ``prepare`` (shm) proves the new weights while generation goes on. ``pause`` keeps the requests in flight and empties
-the prefix cache, which belongs to the old weights.
+the prefix cache, which belongs to the old weights; so does the KV cache of the requests, which is computed again when they
+go on, or kept for themselves alone (``kept_kv``). An engine that sleeps has neither: its weights' memory is woken instead,
+and it sleeps on without its KV cache, whose memory the trainer may still need.
 """
 
 from __future__ import annotations
@@ -19,15 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.errors import DeadlineError, RlhfError, WeightSyncError
 from rlhf_core.generation.liveness import while_alive
+from rlhf_core.generation.sleeping import WEIGHTS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from rlhf_core.generation.sleeping import Sleep
     from rlhf_core.weights import WeightUpdate
 
     Step = tuple[str, Callable[[], Awaitable[Any]]]
 
 HARMLESS = ("prepare", "pause")  # steps after whose failure the old weights are whole
+UNNEEDED_ASLEEP = ("pause", "resume")  # nothing is in flight; vLLM goes on by itself once it is awake
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +44,22 @@ class RoundFailure:
     damaged: bool  # the weights may be part old, part new, and the engine is paused or silent
 
 
-async def run_round(llm: Any, update: WeightUpdate, limit: float, *, heal: bool) -> RoundFailure | None:
+async def run_round(llm: Any, update: WeightUpdate, limit: float, *, heal: bool, sleep: Sleep) -> RoundFailure | None:
     """Bring ``llm`` (vLLM's AsyncLLM) to ``update.version`` within ``limit`` seconds; None if that worked.
 
     ``heal``: the weights are damaged, an earlier round may still be open: close it first.
     """
     name, done = "connect", "none"
+    steps = round_steps(llm, update)
     try:
         async with asyncio.timeout(limit):
+            if sleep.asleep:
+                name = "wake"
+                await while_alive(llm, sleep.wake(llm, WEIGHTS))
+                steps = [step for step in steps if step[0] not in UNNEEDED_ASLEEP]
             if heal:
                 await _close_open_round(llm)
-            for name, step in _steps(llm, update):
+            for name, step in steps:
                 await while_alive(llm, step())
                 done = name
     except TimeoutError as cause:
@@ -74,7 +84,9 @@ async def _resume(llm: Any, limit: float) -> None:
         await asyncio.wait_for(llm.resume_generation(), limit)
 
 
-def _steps(llm: Any, update: WeightUpdate) -> list[Step]:
+def round_steps(llm: Any, update: WeightUpdate) -> list[Step]:
+    """(name, call) of what brings ``llm`` to ``update``, in order."""
+
     def call(method: str, **arguments: Any) -> Callable[[], Awaitable[Any]]:
         return lambda: llm.collective_rpc(method, kwargs=arguments)
 

@@ -3,9 +3,19 @@
 import rlhf_core.lineage.mlflow  # noqa: F401  before anything imports MLflow
 from rlhf_core.lineage.ancestry import ModelOrigin, RunOrigin, ancestry, draw
 from rlhf_core.lineage.environment import code_revision, machine, package_versions
+from rlhf_core.lineage.metric_trackers import make_metric_trackers
 from rlhf_core.lineage.names import metric_name
 from rlhf_core.lineage.registry import Measured, ModelCheckpoint, ModelRegistry, ModelVersion, make_registry
-from rlhf_core.lineage.tracker import BestRecord, CheckpointRecord, DatasetRecord, NoTracker, Tracker, make_tracker
+from rlhf_core.lineage.tracker import (
+    BestRecord,
+    CheckpointRecord,
+    DatasetRecord,
+    MetricTracker,
+    NoTracker,
+    Tracker,
+    TrackerError,
+    make_tracker,
+)
 from rlhf_core.lineage.user_code import changed_code, user_code
 
 __all__ = [
@@ -13,6 +23,7 @@ __all__ = [
     "CheckpointRecord",
     "DatasetRecord",
     "Measured",
+    "MetricTracker",
     "ModelCheckpoint",
     "ModelOrigin",
     "ModelRegistry",
@@ -20,11 +31,13 @@ __all__ = [
     "NoTracker",
     "RunOrigin",
     "Tracker",
+    "TrackerError",
     "ancestry",
     "changed_code",
     "code_revision",
     "draw",
     "machine",
+    "make_metric_trackers",
     "make_registry",
     "make_tracker",
     "metric_name",

@@ -60,33 +60,37 @@ def check_picture(path: Path) -> None:
 def _draw(graph: Graph, path: Path) -> None:
     from matplotlib.figure import Figure  # takes a second
 
-    places, width, height = _layout(graph)
+    places, width, height = layout(graph)
     scale = min(1.0, MAX_INCHES / max(width, height))
     figure = Figure(figsize=(width * scale, height * scale), dpi=DOTS_PER_INCH)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, width), ylim=(0, height))
     axes.axis("off")
     for (source, target), label in graph.arrows.items():
-        _draw_arrow(axes, places[source], _size(graph.boxes[source]), places[target], label)
+        _draw_arrow(axes, places[source], box_size(graph.boxes[source]), places[target], label)
     for key, box in graph.boxes.items():
         _draw_box(axes, places[key], box)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else {"Software": None})
 
 
-def _layout(graph: Graph) -> tuple[dict[str, tuple[float, float]], float, float]:
-    """Left edge and middle of every box, and the size of the picture; inches."""
+def layout(graph: Graph) -> tuple[dict[str, tuple[float, float]], float, float]:
+    """Where everything is drawn.
+
+    Returns:
+        (left edge and middle of every box, the latter counted from below; width and height of the picture); inches.
+    """
     columns = _columns(graph)
-    height = max(sum(_size(graph.boxes[key])[1] + GAP_Y for key in column) for column in columns) + GAP_Y
+    height = max(sum(box_size(graph.boxes[key])[1] + GAP_Y for key in column) for column in columns) + GAP_Y
     places: dict[str, tuple[float, float]] = {}
     left = GAP_Y
     for column in columns:
-        used = sum(_size(graph.boxes[key])[1] + GAP_Y for key in column) - GAP_Y
+        used = sum(box_size(graph.boxes[key])[1] + GAP_Y for key in column) - GAP_Y
         top = (height + used) / 2
         for key in column:
-            tall = _size(graph.boxes[key])[1]
+            tall = box_size(graph.boxes[key])[1]
             places[key] = (left, top - tall / 2)
             top -= tall + GAP_Y
-        left += max(_size(graph.boxes[key])[0] for key in column) + GAP_X
+        left += max(box_size(graph.boxes[key])[0] for key in column) + GAP_X
     return places, left - GAP_X + GAP_Y, height
 
 
@@ -104,14 +108,15 @@ def _columns(graph: Graph) -> list[list[str]]:
     return columns
 
 
-def _size(box: Box) -> tuple[float, float]:
+def box_size(box: Box) -> tuple[float, float]:
+    """Width and height of a box, inches."""
     return (max(map(len, box.lines)) * CHARACTER + 2 * PADDING, len(box.lines) * LINE + 2 * PADDING)
 
 
 def _draw_box(axes: Any, place: tuple[float, float], box: Box) -> None:
     from matplotlib.patches import FancyBboxPatch
 
-    (left, middle), (wide, tall) = place, _size(box)
+    (left, middle), (wide, tall) = place, box_size(box)
     style = "round,pad=0,rounding_size=0.08"
     patch = FancyBboxPatch(
         (left, middle - tall / 2), wide, tall, style, facecolor=COLOURS[box.shape], edgecolor="#374151"

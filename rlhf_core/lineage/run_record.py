@@ -227,10 +227,13 @@ def _defaults(schema: type[BaseModel]) -> dict[str, Any]:
     """Of every key that has one."""
     found: dict[str, Any] = {}
     for name, info in schema.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        default = info.get_default(call_default_factory=True)
+        if isinstance(default, BaseModel):  # a section may have other defaults than its class: the critic's AdamW
+            found[name] = default.model_dump(mode="json")
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found[name] = _defaults(info.annotation)
-        elif info.get_default(call_default_factory=True) is not PydanticUndefined:
-            found[name] = to_jsonable_python(info.get_default(call_default_factory=True))
+        elif default is not PydanticUndefined:
+            found[name] = to_jsonable_python(default)
     return found
 
 

@@ -1,4 +1,10 @@
-"""The interface of a tracker. Calls block; every one is idempotent, so that a retry tells the same story once."""
+"""The interface of a tracker. Calls block; every one is idempotent, so that a retry tells the same story once.
+
+::
+
+    MLflow                           metrics, and what was made from what
+    TensorBoard, Weights & Biases    metrics only: ``MetricTracker`` leaves the rest out
+"""
 
 from __future__ import annotations
 
@@ -6,12 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, RlhfError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from rlhf_core.lineage.registry import ModelCheckpoint
+
+
+class TrackerError(RlhfError, ConnectionError):
+    """A tracker did not take what it was told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +63,11 @@ class BestRecord:
 class Tracker(Protocol):
     """Somewhere that remembers runs."""
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
     def start(self, run_id: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin, or find, the tracker's run of ``run_id``."""
         ...
@@ -83,8 +98,16 @@ class Tracker(Protocol):
         """Mark the best checkpoint; the one that was it before is not any more."""
         ...
 
+    def log_report(self, page: str) -> str | None:
+        """Keep the run's report, an HTML page, in place of an older one. Returns where people can read it."""
+        ...
+
     def finish(self, succeeded: bool) -> None:
         """The run has ended."""
+        ...
+
+    def close(self) -> None:
+        """Free what the tracker holds in this process; whoever still waits in a call of it gets an error. May be repeated."""
         ...
 
     @property
@@ -93,10 +116,31 @@ class Tracker(Protocol):
         ...
 
 
-class NoTracker:
-    """Where no tracker is configured: the log in storage is all there is."""
+class MetricTracker:
+    """What a tracker of metrics leaves out."""
 
     url: str | None = None
+
+    def log_checkpoint(self, record: CheckpointRecord) -> None:
+        """Nothing."""
+
+    def log_deleted(self, run_url: str, kept: Collection[int]) -> None:
+        """Nothing."""
+
+    def log_best(self, record: BestRecord) -> None:
+        """Nothing."""
+
+    def log_report(self, page: str) -> str | None:
+        """Nowhere."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+class NoTracker(MetricTracker):
+    """Where no tracker is configured: the log in storage is all there is."""
+
+    name = "no tracker"
 
     def start(self, run_id: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Nothing."""
@@ -111,15 +155,6 @@ class NoTracker:
         """Nothing."""
 
     def log_evaluation(self, version: int, metrics: Mapping[str, float], ended_at: float) -> None:
-        """Nothing."""
-
-    def log_checkpoint(self, record: CheckpointRecord) -> None:
-        """Nothing."""
-
-    def log_deleted(self, run_url: str, kept: Collection[int]) -> None:
-        """Nothing."""
-
-    def log_best(self, record: BestRecord) -> None:
         """Nothing."""
 
     def finish(self, succeeded: bool) -> None:

@@ -63,6 +63,7 @@ def print_safely() -> None:
 
 
 def flush() -> None:
-    """Let out what is printed so far; code of the user's may have replaced or closed the stream."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
+    """Let out what is printed so far, half lines too; code of the user's may have replaced or closed a stream."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

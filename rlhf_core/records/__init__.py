@@ -5,7 +5,7 @@ from rlhf_core.records.experience import Experience
 from rlhf_core.records.generation import Generate, GenerateRequest, Generation, SamplingParams
 from rlhf_core.records.prompt import Prompt, PromptCursor
 from rlhf_core.records.reward import RewardRequest, RewardResult, RewardStatus
-from rlhf_core.records.rounds import Draw, KeptGroup, Round
+from rlhf_core.records.rounds import Draw, KeptGroup, OpenGroup, Round
 from rlhf_core.records.session import AgentServer, CallRecord, Session, SessionRecord, SessionRequest
 from rlhf_core.records.stage import Ledger, Part, Stage, StageManifest, StageRef
 from rlhf_core.records.trajectory import (
@@ -16,6 +16,7 @@ from rlhf_core.records.trajectory import (
     Trajectory,
     VersionSpan,
     action_mask,
+    oldest_version_of,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "ImageRef",
     "KeptGroup",
     "Ledger",
+    "OpenGroup",
     "Part",
     "Prompt",
     "PromptCursor",
@@ -51,4 +53,5 @@ __all__ = [
     "VersionSpan",
     "action_mask",
     "episodes_of",
+    "oldest_version_of",
 ]

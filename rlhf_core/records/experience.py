@@ -22,7 +22,7 @@ class Experience:
     token_ids: NDArray[np.int32]  # [T]
     action_ranges: tuple[ActionRange, ...]
     rollout_logprobs: NDArray[np.float32]  # [T] as sampled
-    old_logprobs: NDArray[np.float32]  # [T] recomputed by the trainer before the first update, at ``temperature``
+    old_logprobs: NDArray[np.float32] | None  # [T] the trainer's before the update; None: the update's own
     ref_logprobs: NDArray[np.float32] | None  # [T] None without a reference model
     values: NDArray[np.float32] | None  # [T] None without a critic
     advantages: NDArray[np.float32]  # [T]

@@ -28,3 +28,14 @@ class PromptCursor:
 
     epoch: int = 0
     offset: int = 0
+
+    @property
+    def group_id(self) -> str:
+        """Names the group of the prompt that is drawn here; ids sort in the order of draws."""
+        return f"{self.epoch:04d}-{self.offset:08d}"
+
+    @classmethod
+    def of_group(cls, group_id: str) -> PromptCursor:
+        """Where the prompt of a group was drawn: the inverse of ``group_id``."""
+        epoch, offset = group_id.split("-")
+        return cls(int(epoch), int(offset))

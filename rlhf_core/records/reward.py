@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.redaction import redact
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -44,5 +46,9 @@ class RewardResult:
     reward: float | None = None  # set exactly if status is OK
     score: float | None = None  # what success and pass@k are judged by; the reward where the source gives none
     metrics: dict[str, float] = field(default_factory=dict)  # numeric extra_logs and the parts of a weighted sum
-    error: str | None = None
+    error: str | None = None  # in the words of code of the user's and of servers, without secrets
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", redact(self.error))

@@ -37,11 +37,11 @@ class Ledger:
     """
 
     drawn: int = 0
-    carried: int = 0  # kept by earlier iterations, and not trained by them
+    carried: int = 0  # kept by earlier iterations and not trained by them, or begun and not finished
     trained: int = 0
     filtered: int = 0
     failed: int = 0
-    buffered: int = 0  # kept, and left to later iterations
+    buffered: int = 0  # kept and left to later iterations, or in flight
 
     @property
     def balanced(self) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rlhf_core.records.reward import RewardStatus
+from rlhf_core.redaction import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,13 +110,17 @@ class Trajectory:
     reward: float | None = None  # given by the executor; None until the reward stage
     score: float | None = None
     reward_status: RewardStatus = RewardStatus.PENDING
-    error: str | None = None  # the reason, where stop_reason is ERROR
+    error: str | None = None  # the reason, where stop_reason is ERROR, without secrets
     answer: str = ""  # what the policy said, in its last turn, decoded once for people and reward functions
     transcript: str = ""  # where there are several turns: the text from the first action to the last, specials included
     images: tuple[ImageRef, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     started_at: float = 0.0  # unix seconds
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "error", redact(self.error))
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -141,6 +146,11 @@ class Trajectory:
     def oldest_version(self) -> int | None:
         """The oldest policy version that spoke in this row; None if nobody did."""
         return min((s.version for s in self.version_spans), default=None)
+
+
+def oldest_version_of(rows: Iterable[Trajectory]) -> int | None:
+    """The oldest policy version that spoke in any of the rows; None if nobody did."""
+    return min((row.oldest_version for row in rows if row.oldest_version is not None), default=None)
 
 
 def action_mask(ranges: Iterable[ActionRange], length: int) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.processes.lifeline import hold_lifeline
-from rlhf_core.processes.printed import print_safely
+from rlhf_core.processes.printed import flush, print_safely
 from rlhf_core.processes.wire import encode, receive
 from rlhf_core.rewards.answers import to_rows
 from rlhf_core.rewards.contract import FunctionSpec
@@ -35,7 +35,9 @@ def main() -> None:
     channel.set_inheritable(False)
     functions = _load(receive(channel), channel)
     while (call := receive(channel)) is not None:
-        channel.sendall(encode(run(functions[call["function"]], call)))
+        reply = run(functions[call["function"]], call)
+        flush()
+        channel.sendall(encode(reply))
 
 
 def run(function: LoadedFunction, call: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ The only place with pyarrow.
 """
 
 from rlhf_core.storage.adoption import adopt_newest_checkpoint, adopt_parts, adopt_stage
+from rlhf_core.storage.attempts import Attempt, Restart, begin_attempt, end_attempt, read_attempts, record_sync
 from rlhf_core.storage.best import Best, best_after, best_pointer, stored_best
 from rlhf_core.storage.checkpoints import CheckpointStore, FileEntry, Held
 from rlhf_core.storage.lease import Lease, LeaseRecord, acquire, holder
@@ -16,6 +17,7 @@ from rlhf_core.storage.shards import RewardRow
 from rlhf_core.storage.worlds import World, is_comparable, read_worlds, record_world, worlds_in_words
 
 __all__ = [
+    "Attempt",
     "Best",
     "CheckpointStore",
     "FileEntry",
@@ -25,6 +27,7 @@ __all__ = [
     "LeaseOwner",
     "LeaseRecord",
     "ObjectStore",
+    "Restart",
     "RewardRow",
     "RunStore",
     "World",
@@ -32,12 +35,16 @@ __all__ = [
     "adopt_newest_checkpoint",
     "adopt_parts",
     "adopt_stage",
+    "begin_attempt",
     "best_after",
     "best_pointer",
+    "end_attempt",
     "holder",
     "is_comparable",
     "query_trajectories",
+    "read_attempts",
     "read_worlds",
+    "record_sync",
     "record_world",
     "rotate",
     "stored_best",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlhf_core.config.model_spec import AVERAGE_EXPORT, EXPORT
+from rlhf_core.config.model_spec import ADAPTER_EXPORT, AVERAGE_EXPORT, EXPORT
 from rlhf_core.errors import CorruptShardError, StorageError
 from rlhf_core.records import Stage
 from rlhf_core.storage.checkpoints import CheckpointStore
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-EXPORTS = {EXPORT, AVERAGE_EXPORT}  # folders of a checkpoint that training does not go on from
+EXPORTS = {EXPORT, AVERAGE_EXPORT, ADAPTER_EXPORT}  # folders of a checkpoint that training does not go on from
 
 
 def adopt_parts(store: RunStore, source: RunStore, parts: Sequence[Part], iteration: int, stage: Stage) -> list[Part]:

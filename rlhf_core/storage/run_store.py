@@ -13,6 +13,8 @@
       eval/v00000012.json, eval/v00000012/….arrow
       lease/00000007.json                      lease.Lease
       worlds/00000001.json                     worlds: the run went on with other processes
+      attempts/00000001.json                   attempts: who worked on it, and how that ended
+      iterations/00000012/sync.json            attempts: when the engines had what the iteration made
       images/{sha256}.png                      what the rows show: images
       latest.json, best.json                   pointers: the only documents that change
 

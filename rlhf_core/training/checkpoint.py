@@ -3,11 +3,14 @@
 ::
 
     folder/
-      deepspeed/…       weights, masters and optimizer states (DeepSpeed's own files: for as many ranks and the same ZeRO stage)
+      deepspeed/…       weights, masters and optimizer states (DeepSpeed's own files: for as many ranks, the same ZeRO stage
+                        and division of layers)
       universal/…       or, with ds.use_universal_ckpt, the same by parameter: for any number of ranks and any stage
       rng_rank0.pt …    random states: python, numpy, torch
       ema_rank0.pt …    the moving average, where there is one
       trainer.json      version, optimizer steps, and what the state fits to (written last)
+
+Of what is trained: frozen weights, such as those below adapters, are those of the model that training began with.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +29,11 @@ from transformers import AutoTokenizer
 from transformers.utils import cached_file
 
 from rlhf_core.errors import TrainingError
+from rlhf_core.training.plain_checkpoints import load_plain
 from rlhf_core.training.universal import load_universal, save_universal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -54,6 +59,8 @@ class TrainerState:
     zero_stage: int
     param_dtype: str
     universal: bool = False  # other numbers of ranks and ZeRO stages may go on from it
+    lora_rank: int = 0  # of adapters; 0: there are none
+    tensor_parallel_size: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +98,8 @@ def save_state(learner: Learner, folder: Path, state: TrainerState) -> None:
     if state.universal:
         save_universal(learner.hf_model, learner.engine.optimizer, folder / UNIVERSAL_FOLDER, learner.rank)
     else:
-        learner.engine.save_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
+        with _trained_only(learner.engine.module):
+            learner.engine.save_checkpoint(str(folder / STATE_FOLDER), tag=TAG, exclude_frozen_parameters=True)
     torch.save(_rng_state(), folder / _rng_file(learner.rank))
     if learner.average is not None:
         learner.average.save(folder)
@@ -105,17 +113,15 @@ def load_state(learner: Learner, folder: Path, expected: TrainerState) -> Traine
     """Restore what ``save_state`` wrote.
 
     Raises:
-        TrainingError: no such checkpoint, or one of another type; or, where it is not universal, of another number of ranks or
-            ZeRO stage.
+        TrainingError: no such checkpoint, one of another type or of other adapters, or one that could run code; or, where it is
+            not universal, of another number of ranks, ZeRO stage or division of layers.
     """
     state = _read_trainer_state(folder)
     _check_fits(state, expected, folder)
     if state.universal:
         load_universal(learner.hf_model, learner.engine.optimizer, folder / UNIVERSAL_FOLDER)
-    else:
-        loaded, _ = learner.engine.load_checkpoint(str(folder / STATE_FOLDER), tag=TAG)
-        if loaded is None:
-            raise TrainingError(f"checkpoint {folder} has no readable {STATE_FOLDER}/{TAG}: use another checkpoint")
+    elif not load_plain(learner.engine, folder / STATE_FOLDER, TAG):
+        raise TrainingError(f"checkpoint {folder} has no readable {STATE_FOLDER}/{TAG}: use another checkpoint")
     if learner.average is not None:
         learner.average.load(folder)
     random_states = folder / _rng_file(learner.rank)
@@ -142,12 +148,29 @@ def export_hf(
     distributed.barrier()
 
 
+@contextmanager
+def _trained_only(module: torch.nn.Module) -> Iterator[None]:
+    """Within, its state is without frozen parameters, by whichever name: DeepSpeed leaves a tied one under its second."""
+
+    def forget(module: torch.nn.Module, state: dict[str, torch.Tensor], prefix: str, _metadata: object) -> None:
+        for name, parameter in module.named_parameters(prefix.rstrip("."), remove_duplicate=False):
+            if not parameter.requires_grad:
+                state.pop(name, None)
+
+    hook = module.register_state_dict_post_hook(forget)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
 def _check_fits(state: TrainerState, expected: TrainerState, folder: Path) -> None:
-    remedies = {"param_dtype": "restore ds.param_dtype"}
+    remedies = {"param_dtype": "restore ds.param_dtype", "lora_rank": "restore ds.lora.rank"}
     if not state.universal:
         universal = "only checkpoints written with ds.use_universal_ckpt=true fit another one"
         remedies["world_size"] = f"restore the ranks of this model (num_nodes × num_gpus_per_node); {universal}"
         remedies["zero_stage"] = f"restore ds.zero_stage; {universal}"
+        remedies["tensor_parallel_size"] = f"restore ds.tensor_parallel_size; {universal}"
     for name, remedy in remedies.items():
         was, now = getattr(state, name), getattr(expected, name)
         if was != now:

@@ -21,6 +21,7 @@ from rlhf_core.batching import collate_experiences
 from rlhf_core.errors import TrainingError
 from rlhf_core.records import ActionRange
 from rlhf_core.training.experience_trainer import ExperienceTrainer
+from rlhf_core.training.lora import add_adapters
 from rlhf_core.training.scoring import map_rows
 from rlhf_core.training.step import LossPart, StepsTally, no_loss
 from rlhf_core.training.trainer import TrainedModel, seed_everything
@@ -68,8 +69,9 @@ class CriticTrainer(ExperienceTrainer):
         # A new head is zero: one that knows nothing says nothing. The values of a random one spread by about 1, the advantages
         # are then its noise, and the first steps of the backbone throw them farther off than they were.
         sequence_model = load_sequence_model(config, model_path, seed=None)
-        scorer = ValueScorer(sequence_model)
+        scorer = ValueScorer(sequence_model, config.ds.packing_samples)
         heads, template = tuple(scorer.head.parameters()), config.data.tokenizer_chat_template
+        add_adapters(sequence_model, config.ds.lora, config.train.seed, trained_too=heads)
         model = TrainedModel(scorer, sequence_model, heads, model_path, config.critic, template)
         super().__init__(model, config.ds, rank, total_steps)
 

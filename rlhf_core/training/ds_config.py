@@ -11,26 +11,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rlhf_core.config.trained import DeepSpeedConfig, TrainedModelConfig
 
+SHARDED_PARAMETERS = 3  # the ZeRO stage
 BUCKET_ELEMENTS = 50_000_000  # per collective; the buffer of this size is allocated in any case
 
 
 def trained_config(ds: DeepSpeedConfig, settings: TrainedModelConfig) -> dict[str, Any]:
     """DeepSpeed's configuration of a model that is trained, by an optimizer of ``optimizers.py``."""
-    body = frozen_config(ds, settings.world_size)
+    body = frozen_config(ds, settings.world_size // ds.tensor_parallel_size)
     muon = settings.optim == "muon"
     if muon:
         body["zero_optimization"]["reduce_scatter"] = False  # it orthogonalises whole gradients
+    if ds.adam_offload:
+        body["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if ds.zpg > 1:
+        body["zero_optimization"]["zero_hpz_partition_size"] = ds.zpg
     return {
         **body,
         # With ZeRO, DeepSpeed would clip what Muon made of the gradients: large orthogonal matrices, whatever the gradients.
         "gradient_clipping": 0.0 if muon else settings.max_norm,
         "zero_allow_untested_optimizer": True,  # Muon with AdamW, which is DeepSpeed's own
+        # torch's fused AdamW has kernels for the CPU too; DeepSpeed's own would be compiled by whoever first uses it.
+        "zero_force_ds_cpu_optimizer": False,
         **_gradient_types(ds),
     }
 
 
 def frozen_config(ds: DeepSpeedConfig, world_size: int) -> dict[str, Any]:
-    """DeepSpeed's configuration of a model that is only asked: sharded parameters, no optimizer."""
+    """DeepSpeed's configuration of a model that is only asked: sharded parameters, no optimizer.
+
+    ``world_size``: ranks that have the same numbers, or shards of them.
+    """
     dtype = ds.param_dtype
     return {
         "train_batch_size": world_size,

@@ -31,13 +31,14 @@ class ExperienceTrainer(EngineTrainer):
         return plan_update(
             [len(row.token_ids) for row in rows],
             [row.num_actions for row in rows],
-            world_size=self.rank.world_size,
+            world_size=self.rank.data_ranks,
             samples_per_step=self.config.samples_per_step,
             max_epochs=train.max_epochs,
             seed=train.seed,
             iteration=iteration,
             micro_batch_size=train.micro_batch_size,
-            token_budget=train.token_budget,
+            token_budget=self.rank.group_budget(train.token_budget),
+            packed=self.config.ds.packing_samples,
             episodes=[(row.group_id, row.sample_index) for row in rows],
         )
 

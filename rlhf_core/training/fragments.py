@@ -6,21 +6,26 @@
     fragment            [---------]             those this rank holds: views of DeepSpeed's own tensors, to read or to overwrite
                         start ─▶
 
-Without ZeRO every rank holds all of them whole. No function here talks to other ranks, but ``refresh_parameters``.
+Without ZeRO every rank holds all of them whole. Where layers are divided over ranks, "the parameter" is the part of it that
+this rank has. No function here talks to other ranks, but ``refresh_parameters``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 
+from rlhf_core.training.tensor_parallel import cut_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from transformers import PreTrainedModel
+
+    from rlhf_core.training.tensor_parallel import Cut
 
 MASTER = "fp32"  # the master weight itself, among the kinds of an optimizer's numbers
 STEP = "step"  # AdamW's: one number for all elements
@@ -38,6 +43,7 @@ class Fragment:
     offset: int  # of the first element, in ``key``
     length: int
     replicated: bool = False  # every rank holds the same
+    cut: Cut | None = None  # the part of the parameter whose elements these are; None: all of it
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """``[length]``, a view: this fragment's part of a tensor laid out as ``key`` is."""
@@ -70,10 +76,11 @@ def fragments(hf_model: PreTrainedModel, optimizer: Any) -> Iterator[Fragment]:
         if hasattr(parameter, "ds_id"):
             yield from _of_sharded_parameter(name, parameter, optimizer)
         elif hasattr(parameter, "_hp_mapping"):
-            yield from _of_flat_groups(name, parameter, optimizer)
+            for fragment in _of_flat_groups(name, parameter, optimizer):
+                yield replace(fragment, cut=cut_of(parameter))
         else:
-            master = masters.get(id(parameter), parameter)
-            yield Fragment(name, parameter.numel(), 0, master, 0, parameter.numel(), replicated=True)
+            master, numel = masters.get(id(parameter), parameter), parameter.numel()
+            yield Fragment(name, numel, 0, master, 0, numel, replicated=True, cut=cut_of(parameter))
 
 
 def whole_momenta(hf_model: PreTrainedModel, optimizer: Any) -> Iterator[WholeMomentum]:
@@ -100,6 +107,7 @@ def refresh_parameters(optimizer: Any) -> None:
     elif hasattr(optimizer, "fp16_partitioned_groups_flat"):  # ZeRO 3
         for group in range(len(optimizer.fp16_partitioned_groups_flat)):
             optimizer._reassign_or_swap_out_partitioned_parameters(group)
+        optimizer.invalidate_secondary_tensor()  # hpZ's copies of what was before
         small = optimizer.persistent_parameters  # kept whole on every rank
         if small:
             small[0].partition(small)

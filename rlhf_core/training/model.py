@@ -8,7 +8,8 @@
                           ▼                               head ─▶ log-probs, entropies [N] ─▶ [B, T], 0 elsewhere
                      router logits ─▶ balancing loss      (mixtures of experts, if it is wanted)
 
-Prompt tokens never meet the output layer, and the full logits ``[B, T, V]`` never exist.
+Prompt tokens never meet the output layer, and the full logits ``[B, T, V]`` never exist. With ``ds.packing_samples`` the
+backbone gets one row ``[1, N]`` without padding, and the rest is the same: see ``packing``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rlhf_core.algorithms.logprobs import chunked_logprobs
 from rlhf_core.errors import TrainingError
+from rlhf_core.training.packing import PackingScorer, before_actions, up_to_last_action
 from rlhf_core.vision.banned import BAN
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from rlhf_core.batching import ImageInputs
+    from rlhf_core.batching import ImageInputs, TokenBatch
 
 LARGE_HIDDEN = 100.0  # makes logits large enough for soft-capping to show
 
@@ -79,7 +81,7 @@ class TokenScores(NamedTuple):
     aux_loss: torch.Tensor | None = None  # scalar: a mixture of experts' balancing loss; None if it was not wanted
 
 
-class TokenScorer(nn.Module):  # type: ignore[misc]
+class TokenScorer(PackingScorer):
     """Log-probs of action tokens under a causal LM.
 
     The causal LM itself is not a child: its forward, which makes all logits, is never called. Its parameters are
@@ -90,6 +92,7 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         chunk: tokens' worth of logits at a time, at most.
         balance_experts: give the balancing loss too, in training mode.
         banned_ids: tokens that are never sampled: see ``LogprobHead``.
+        packs: see ``PackingScorer``; such a one takes no images.
 
     Raises:
         TrainingError: the model does something to its logits besides a linear output layer; or it has no balancing
@@ -102,10 +105,10 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         chunk: int,
         balance_experts: bool = False,
         banned_ids: Collection[int] = (),
+        packs: bool = False,
     ) -> None:
-        super().__init__()
         _check_output_layer(causal_lm)
-        self.backbone = causal_lm.base_model
+        super().__init__(causal_lm.base_model, packs)
         self.head = LogprobHead(causal_lm.get_output_embeddings(), chunk, banned_ids)
         self._balancing_loss = _balancing_loss(causal_lm) if balance_experts else None
 
@@ -128,25 +131,54 @@ class TokenScorer(nn.Module):  # type: ignore[misc]
         """
         balance = self._balancing_loss if self.training else None
         wanted: dict[str, Any] = {} if balance is None else {"output_router_logits": True}
-        seen_BT = input_ids_BT
-        if images is not None:
-            seen_BT = images.add_blank_row(input_ids_BT)
-            wanted.update(images.tensors)
-        output = self.backbone(input_ids=seen_BT, use_cache=False, **wanted)
-        rows, width = input_ids_BT.shape
         predicts_BT = action_mask_BT[:, 1:]
+        targets_N = input_ids_BT[:, 1:][predicts_BT]
         temperature_N = temperature_B.unsqueeze(1).expand_as(predicts_BT)[predicts_BT]
-        logprobs_N, entropy_N = self.head(
-            hidden_before_actions(output.last_hidden_state[:rows, :width], action_mask_BT),
-            input_ids_BT[:, 1:][predicts_BT],
-            temperature_N,
-            want_entropy,
-        )
+        if self.packs:
+            assert images is None, "a configuration rule refuses images in packed rows"
+            kept_BT = up_to_last_action(action_mask_BT)
+            output, asked = self.ask(input_ids_BT, kept_BT, before_actions(action_mask_BT, kept_BT), **wanted)
+            hidden_MH = asked.hidden(output.last_hidden_state)
+            said = self.head(hidden_MH, asked.here(targets_N), asked.here(temperature_N), want_entropy)
+            logprobs_N, entropy_N = (None if part_M is None else asked.everywhere(part_M) for part_M in said)
+            counted = torch.ones((1, int(kept_BT.sum())), dtype=torch.bool, device=kept_BT.device)
+        else:
+            hidden_NH, output, counted = self._padded(input_ids_BT, action_mask_BT, wanted, images)
+            logprobs_N, entropy_N = self.head(hidden_NH, targets_N, temperature_N, want_entropy)
         return TokenScores(
             logprobs_BT=at_actions(logprobs_N, action_mask_BT),
             entropy_BT=None if entropy_N is None else at_actions(entropy_N, action_mask_BT),
-            aux_loss=None if balance is None else balance(output.router_logits, _counted(action_mask_BT, seen_BT)),
+            aux_loss=None if balance is None else balance(self._router_logits(output, counted), counted),
         )
+
+    @staticmethod
+    def inputs(batch: TokenBatch) -> tuple[Any, ...]:
+        """Without entropies."""
+        return batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, False
+
+    def _padded(
+        self,
+        input_ids_BT: torch.Tensor,
+        action_mask_BT: torch.Tensor,
+        wanted: dict[str, Any],
+        images: ImageInputs | None,
+    ) -> tuple[torch.Tensor, Any, torch.Tensor]:
+        """Hidden states before actions ``[N, H]``, the backbone's output, and which of its tokens count for the balance."""
+        seen_BT = input_ids_BT
+        if images is not None:
+            seen_BT = images.add_blank_row(input_ids_BT)
+            wanted = {**wanted, **images.tensors}
+        output = self.backbone(input_ids=seen_BT, use_cache=False, **wanted)
+        rows, width = input_ids_BT.shape
+        hidden_NH = hidden_before_actions(output.last_hidden_state[:rows, :width], action_mask_BT)
+        return hidden_NH, output, _counted(action_mask_BT, seen_BT)
+
+    def _router_logits(self, output: Any, counted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """``[tokens, experts]`` of each layer, of all tokens of a packed row."""
+        layers: tuple[torch.Tensor, ...] = output.router_logits
+        if self.split.size == 1:
+            return layers
+        return tuple(self.split.join(layer)[: counted.numel()] for layer in layers)
 
 
 def hidden_before_actions(hidden_BTH: torch.Tensor, action_mask_BT: torch.Tensor) -> torch.Tensor:
@@ -215,18 +247,8 @@ def _balancing_loss(causal_lm: PreTrainedModel) -> Callable[..., torch.Tensor]:
 
 
 def _counted(action_mask_BT: torch.Tensor, seen_BT: torch.Tensor) -> torch.Tensor:
-    """``_up_to_last_action``, and nothing of what was put beside the rows."""
+    """``up_to_last_action``, and nothing of what was put beside the rows."""
     rows, width = action_mask_BT.shape
     counted_BT = torch.zeros_like(seen_BT, dtype=torch.bool)
-    counted_BT[:rows, :width] = _up_to_last_action(action_mask_BT)
+    counted_BT[:rows, :width] = up_to_last_action(action_mask_BT)
     return counted_BT
-
-
-def _up_to_last_action(action_mask_BT: torch.Tensor) -> torch.Tensor:
-    """True at the tokens whose routing counts: nothing that is trained depends on those after the last action.
-
-    That leaves out the padding. The first token of a row always counts, so that no mean is over nothing.
-    """
-    positions_T = torch.arange(action_mask_BT.shape[1], device=action_mask_BT.device)
-    last_B = (positions_T * action_mask_BT).amax(dim=1)
-    return positions_T <= last_B.unsqueeze(1)

@@ -3,6 +3,8 @@
 ::
 
     whole master weights, one tensor after another ─▶ the rank that keeps this tensor's average ─▶ folded in, in host memory
+
+Of what is trained: a frozen weight is its own average, and of an adapted matrix it is the adapter that is averaged.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from torch import distributed
 
 from rlhf_core.algorithms.ema import start_ema, update_ema
 from rlhf_core.errors import TrainingError
-from rlhf_core.training.weights import master_weights
+from rlhf_core.training.lora import model_weights
+from rlhf_core.training.quantized import whole_form
+from rlhf_core.training.weights import gathered, master_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,15 +42,19 @@ class MovingAverage:
             update_ema({name: self._average[name]}, {name: weight.cpu()}, self._beta)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, the average in the parameter's type) of all ranks' shares, on every rank."""
-        for index, (name, parameter) in enumerate(self._model.named_parameters()):
-            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
-            owner = index % self._rank.world_size
-            whole = torch.empty(shape, dtype=parameter.dtype, device=self._rank.torch_device)
-            if owner == self._rank.rank:
-                whole.copy_(self._average[name])
-            distributed.broadcast(whole, src=owner)
-            yield name, whole
+        """(Hugging Face name, the average in the parameter's type) of all ranks' shares, on every rank: as ``named_weights``,
+        adapters merged."""
+        trained = [(name, parameter) for name, parameter in self._model.named_parameters() if parameter.requires_grad]
+        places = {id(parameter): (index, name) for index, (name, parameter) in enumerate(trained)}
+        for weight in model_weights(self._model):
+            frozen = [part for part in weight.parts if id(part) not in places]
+            with gathered(frozen) as wholes:
+                fixed = {id(part): whole for part, whole in zip(frozen, wholes, strict=True)}
+                averages = [
+                    self._whole(part, *places[id(part)]) if id(part) in places else fixed[id(part)]
+                    for part in weight.parts
+                ]
+                yield weight.name, weight.whole(averages)
 
     def save(self, folder: Path) -> None:
         """Write this rank's share."""
@@ -73,6 +81,18 @@ class MovingAverage:
         self._average = saved
 
     def _mine(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for index, (name, weight) in enumerate(master_weights(self._model, self._optimizer)):
-            if index % self._rank.world_size == self._rank.rank:
+        for index, (name, weight) in enumerate(master_weights(self._model, self._optimizer, trained_only=True)):
+            if self._owner(index) == self._rank.rank:
                 yield name, weight
+
+    def _whole(self, parameter: torch.nn.Parameter, index: int, name: str) -> torch.Tensor:
+        """The average of the ``index``-th parameter that is trained, from the rank that keeps it."""
+        dtype, shape = whole_form(parameter)
+        whole = torch.empty(shape, dtype=dtype, device=self._rank.torch_device)
+        if self._owner(index) == self._rank.rank:
+            whole.copy_(self._average[name])
+        distributed.broadcast(whole, src=self._owner(index))
+        return whole
+
+    def _owner(self, index: int) -> int:
+        return index % self._rank.world_size

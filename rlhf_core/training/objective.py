@@ -7,12 +7,13 @@ micro-batches and ranks is the loss of the step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from rlhf_core.algorithms.aggregation import aggregate
-from rlhf_core.algorithms.corrections import CorrectionInput, CorrectionOutput, correct
+from rlhf_core.algorithms.corrections import CorrectionInput, CorrectionOutput, correct, weight_sums
 from rlhf_core.algorithms.kl import kl_estimate
 from rlhf_core.algorithms.losses import LossInput, LossOutput, policy_loss_named
 from rlhf_core.training.step import LossPart, no_loss
@@ -37,7 +38,11 @@ SUMS = (
     "mismatch_kl",
     "capped",
     "dropped",
+    "log_weight_abs",
+    "weight",
+    "weight_squared",
 )
+PEAKS = ("ratio", "log_weight_abs")  # over action tokens: the largest probability ratio, and |log w|
 
 
 def micro_batch_loss(
@@ -72,11 +77,13 @@ def micro_batch_loss(
             episode_tokens_B=episode_tokens_B,
         )
 
-    inputs = _loss_input(config, batch, logprobs_BT)
+    # Without old log-probs nothing has changed since: the ratio is 1, and its gradient that of the log-prob.
+    old_logprobs_BT = logprobs_BT.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+    inputs = _loss_input(config, batch, logprobs_BT, old_logprobs_BT)
     policy = policy_loss_named(config.actor.policy_loss_type)(inputs)
-    correction = _correction(config, batch)
+    correction = _correction(config, batch, old_logprobs_BT)
     token_loss_BT = policy.loss_BT
-    if config.algo.advantage.is_correction_enable:
+    if config.corrects_mismatch:
         token_loss_BT = token_loss_BT * correction.factor_BT
     policy_loss = agg(token_loss_BT)
     loss = policy_loss
@@ -89,26 +96,32 @@ def micro_batch_loss(
     if config.actor.aux_loss_coef > 0:
         assert scores.aux_loss is not None, "an update with this coefficient asks for the balancing loss"
         loss = loss + config.actor.aux_loss_coef * aux_loss
+    log_weight_BT = torch.where(mask_BT, old_logprobs_BT - batch.rollout_logprobs_BT, 0.0)
+    sums = _sums(
+        policy_loss, aux_loss, policy, correction, _masked_sum(entropy_BT, mask_BT), _masked_sum(kl_BT, mask_BT)
+    )
+    peaks = (inputs.log_ratio_BT.detach().max().exp(), log_weight_BT.abs().max())
     return LossPart(
         loss=loss,
-        sums=_sums(
-            policy_loss, aux_loss, policy, correction, _masked_sum(entropy_BT, mask_BT), _masked_sum(kl_BT, mask_BT)
-        ),
-        peak=inputs.log_ratio_BT.detach().max().exp(),  # the largest probability ratio
+        sums=torch.cat([sums, weight_sums(log_weight_BT[mask_BT])]),
+        peaks=dict(zip(PEAKS, peaks, strict=True)),
     )
 
 
 def filler_loss(scores: TokenScores) -> LossPart:
     """See ``no_loss``. All that a loss is made of is in its graph, as on the ranks that have a loss."""
     logprobs_BT, aux_loss = scores.logprobs_BT, scores.aux_loss
-    return no_loss(logprobs_BT if aux_loss is None else logprobs_BT.sum() + aux_loss, len(SUMS))
+    graph = logprobs_BT if aux_loss is None else logprobs_BT.sum() + aux_loss
+    return replace(no_loss(graph, len(SUMS)), peaks=dict.fromkeys(PEAKS, logprobs_BT.new_zeros(())))
 
 
-def _loss_input(config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tensor) -> LossInput:
+def _loss_input(
+    config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tensor, old_logprobs_BT: torch.Tensor
+) -> LossInput:
     eps_low, eps_high = config.actor.clip_range
     return LossInput(
         logprobs_BT=logprobs_BT,
-        old_logprobs_BT=batch.old_logprobs_BT,
+        old_logprobs_BT=old_logprobs_BT,
         advantages_BT=batch.advantages_BT,
         mask_BT=batch.tokens.action_mask_BT,
         eps_low=eps_low,
@@ -117,12 +130,12 @@ def _loss_input(config: Config, batch: ExperienceBatch, logprobs_BT: torch.Tenso
     )
 
 
-def _correction(config: Config, batch: ExperienceBatch) -> CorrectionOutput:
+def _correction(config: Config, batch: ExperienceBatch, old_logprobs_BT: torch.Tensor) -> CorrectionOutput:
     """Its statistics are wanted in any case: they show that engine and trainer agree."""
     advantage = config.algo.advantage
     low, high = advantage.is_correction_threshold
     inputs = CorrectionInput(
-        old_logprobs_BT=batch.old_logprobs_BT,
+        old_logprobs_BT=old_logprobs_BT,
         rollout_logprobs_BT=batch.rollout_logprobs_BT,
         mask_BT=batch.tokens.action_mask_BT,
         low=low,
@@ -161,7 +174,7 @@ def _sums(
     entropy_sum: torch.Tensor,
     kl_sum: torch.Tensor,
 ) -> torch.Tensor:
-    """In the order of ``SUMS``."""
+    """In the order of ``SUMS``, but for those of the weights."""
     values = (
         policy_loss.detach(),
         aux_loss.detach(),

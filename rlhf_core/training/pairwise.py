@@ -27,6 +27,7 @@ from rlhf_core.batching import OptimizerStep, collate_pairs, plan_pairs
 from rlhf_core.data import PreferenceExample, load_tokenizer
 from rlhf_core.errors import TrainingError
 from rlhf_core.telemetry import get_logger
+from rlhf_core.training.lora import add_adapters
 from rlhf_core.training.reference import frozen_scorer
 from rlhf_core.training.supervised import (
     SupervisedTrainer,
@@ -64,9 +65,10 @@ class PairTrainer(SupervisedTrainer[PreferenceExample]):
             [i for i, counts in enumerate(num_actions) if all(counts)],
             [(len(pair.chosen.token_ids), len(pair.rejected.token_ids)) for pair in examples],
             num_actions,
-            world_size=self.rank.world_size,
+            world_size=self.rank.data_ranks,
             micro_batch_size=self.config.train.micro_batch_size,
-            token_budget=self.config.train.token_budget,
+            token_budget=self.rank.group_budget(self.config.train.token_budget),
+            packed=self.config.ds.packing_samples,
         )
 
 
@@ -96,8 +98,9 @@ class RewardModelTrainer(PairTrainer):
             )
         sequence_model = load_sequence_model(config, model_path, config.train.seed)
         name_padding(sequence_model, load_tokenizer(model_path, trust_remote_code=config.run.trust_remote_code))
-        scorer = SequenceScorer(sequence_model)
+        scorer = SequenceScorer(sequence_model, config.ds.packing_samples)
         heads, template = tuple(scorer.head.parameters()), config.data.tokenizer_chat_template
+        add_adapters(sequence_model, config.ds.lora, config.train.seed, trained_too=heads)
         model = TrainedModel(scorer, sequence_model, heads, model_path, config.model, template)
         super().__init__(config, model, rank, total_steps)
 

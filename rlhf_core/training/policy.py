@@ -18,6 +18,7 @@ import torch
 from rlhf_core.batching import collate_experiences
 from rlhf_core.training.ahead import ahead
 from rlhf_core.training.experience_trainer import ExperienceTrainer
+from rlhf_core.training.lora import add_adapters
 from rlhf_core.training.model import TokenScorer
 from rlhf_core.training.objective import SUMS, filler_loss, micro_batch_loss
 from rlhf_core.training.report import UpdateReport, update_report
@@ -71,15 +72,18 @@ class PolicyTrainer(ExperienceTrainer):
         self.config = config
         seed_everything(config.train.seed)
         frozen_eyes = config.actor.freeze_visual_encoder
-        self._images = ImageReader.of(config, model_path, load_image, learns=not frozen_eyes)
+        eyes_learn = not frozen_eyes and config.ds.lora.rank == 0
+        self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn)
         causal_lm = load_policy_model(config, model_path, reads_images=self._images is not None)
         if frozen_eyes:
             freeze_visual_encoder(causal_lm)
+        add_adapters(causal_lm, config.ds.lora, config.train.seed)
         scorer = TokenScorer(
             causal_lm,
             config.ds.logprob_chunk,
             balance_experts=config.actor.aux_loss_coef > 0,
             banned_ids=() if self._images is None else self._images.placeholder_ids,
+            packs=config.ds.packing_samples,
         )
         heads = tuple(causal_lm.get_output_embeddings().parameters())
         model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor, config.data.tokenizer_chat_template)
@@ -118,6 +122,8 @@ class PolicyTrainer(ExperienceTrainer):
         tally = StepsTally(SUMS)
         lr = self.next_lr
         steps = [] if frozen else self.plan(rows, iteration)
+        reuses_logprobs = any(row.old_logprobs is None for row in rows)
+        assert len(steps) <= 1 or not reuses_logprobs, "after one step the log-probs are those of another policy"
         with self.updating():
             for step in steps:
                 lr = self.next_lr
@@ -127,6 +133,7 @@ class PolicyTrainer(ExperienceTrainer):
             lr=lr,
             seconds=time.monotonic() - started,
             has_reference=any(row.ref_logprobs is not None for row in rows),
+            reuses_logprobs=reuses_logprobs,
         )
 
     def accumulate(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float) -> StepTally:
@@ -142,7 +149,7 @@ class PolicyTrainer(ExperienceTrainer):
 
     def _batches(self, step: OptimizerStep, rows: Sequence[Experience]) -> Iterator[ExperienceBatch]:
         """Those of this rank, in the order of its micro-batches."""
-        parts = ([rows[i] for i in micro_batch.rows] for micro_batch in step.micro_batches[self.rank.rank])
+        parts = ([rows[i] for i in micro_batch.rows] for micro_batch in step.micro_batches[self.rank.data_rank])
         return map(collate_experiences, parts) if self._images is None else ahead(self._images.experiences, parts)
 
     def _loss(

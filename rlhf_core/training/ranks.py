@@ -5,11 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import resource
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
+
+from rlhf_core.training.meeting import INIT_METHOD
+
+if TYPE_CHECKING:
+    from rlhf_core.config.trained import DeepSpeedConfig
 
 DEFAULT_THREADS = 1  # ranks share the cores of a CPU box; more threads than cores cost a factor of 3-4
 
@@ -25,6 +30,48 @@ class RankInfo:
     master_port: int
     device: Literal["cpu", "gpu"]
     num_threads: int | None = None  # torch threads on CPU; default: $OMP_NUM_THREADS, else 1
+    sequence_parallel_size: int = (
+        1  # neighbours that compute the same rows, each a part of their tokens: see ``sequence_parallel``
+    )
+    tensor_parallel_size: int = 1  # or each a part of every layer: see ``tensor_parallel``
+
+    def grouped(self, ds: DeepSpeedConfig) -> RankInfo:
+        """The same rank, as one of those that share rows."""
+        return replace(self, sequence_parallel_size=ds.ranks_per_row, tensor_parallel_size=ds.tensor_parallel_size)
+
+    @property
+    def group_size(self) -> int:
+        """Neighbours that compute the same rows."""
+        return self.sequence_parallel_size * self.tensor_parallel_size
+
+    @property
+    def data_ranks(self) -> int:
+        """Groups that rows are spread over."""
+        return self.world_size // self.group_size
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them this rank belongs to."""
+        return self.rank // self.group_size
+
+    @property
+    def answers(self) -> bool:
+        """True for one rank of each group: what all of them know is told, and counted, once."""
+        return self.rank % self.group_size == 0
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that train the same numbers: DeepSpeed takes the mean of their gradients, and ZeRO divides over them."""
+        return self.world_size // self.tensor_parallel_size
+
+    @property
+    def replica(self) -> int:
+        """Which of them this rank is."""
+        return self.rank // self.tensor_parallel_size
+
+    def group_budget(self, tokens: int | None) -> int | None:
+        """Of a micro-batch of the group, from that of a rank: where layers are divided, each sees all tokens."""
+        return None if tokens is None else tokens * self.sequence_parallel_size
 
     @property
     def torch_device(self) -> torch.device:
@@ -66,7 +113,9 @@ def init_distributed(rank: RankInfo, timeout: float, deterministic: bool = False
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     # Else DeepSpeed compiles it at the first start (a minute), for an inference collective that nothing here calls.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(dist_backend=rank.backend, timeout=timedelta(seconds=timeout), verbose=False)
+    deepspeed.init_distributed(
+        dist_backend=rank.backend, init_method=INIT_METHOD, timeout=timedelta(seconds=timeout), verbose=False
+    )
 
 
 def _set_environment(rank: RankInfo) -> None:

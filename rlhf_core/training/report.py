@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from rlhf_core.algorithms.corrections import Mismatch
+
 if TYPE_CHECKING:
     from rlhf_core.training.step import StepsTally
 
@@ -40,26 +42,46 @@ class UpdateReport:
     applied_steps: int
     skipped_steps: int  # not finite: weights left as they were
     seconds: float
+    before: Mismatch | None = None  # of the policy before the update and who spoke; None: the advantage stage has told
 
     def metrics(self) -> dict[str, float]:
         """By name, without what was not measured: without an applied step that is all but the counts."""
-        names = [item.name for item in fields(self)] if self.applied_steps else COUNTS
+        numbers = [item.name for item in fields(self) if item.name != "before"]
+        names = numbers if self.applied_steps else COUNTS
         values = {name: getattr(self, name) for name in names}
         return {name: float(value) for name, value in values.items() if value is not None}
 
+    def advantage_metrics(self) -> dict[str, float]:
+        """What the advantage stage says of the policy before the update, where it does not ask it; else nothing."""
+        if self.before is None:
+            return {}
+        return {**self.before.metrics(), **({} if self.kl is None else {"kl/mean": self.kl})}
 
-def update_report(tally: StepsTally, *, lr: float, seconds: float, has_reference: bool) -> UpdateReport:
+
+def update_report(
+    tally: StepsTally, *, lr: float, seconds: float, has_reference: bool, reuses_logprobs: bool = False
+) -> UpdateReport:
     """One update in numbers; without an applied step, means are 0.
 
     Args:
-        tally: of its steps, with the names ``SUMS``; its peak is the largest probability ratio.
+        tally: of its steps, with the names ``SUMS`` and ``PEAKS``.
         lr: of the last step.
         seconds: of the whole update.
         has_reference: a KL from it was measured.
+        reuses_logprobs: the log-probs before the update are its own.
     """
     sums = tally.sums
     tokens, compared = max(sums["tokens"], 1.0), max(sums["compared"], 1.0)
     steps = max(tally.applied, 1)
+    before = None
+    if reuses_logprobs and tally.applied:
+        before = Mismatch(
+            num_tokens=int(sums["tokens"]),
+            abs_sum=sums["log_weight_abs"],
+            weight_sum=sums["weight"],
+            weight_squared_sum=sums["weight_squared"],
+            abs_max=tally.peaks["log_weight_abs"],
+        )
     return UpdateReport(
         policy_loss=sums["policy_loss"] / steps,
         aux_loss=sums["aux_loss"] / steps or None,  # a balancing loss is never 0: the expert chosen has a probability
@@ -68,7 +90,7 @@ def update_report(tally: StepsTally, *, lr: float, seconds: float, has_reference
         clip_fraction=sums["clipped"] / tokens,
         approx_kl=sums["approx_kl"] / tokens,
         ratio_mean=sums["ratio"] / tokens,
-        ratio_max=tally.peak,
+        ratio_max=tally.peaks.get("ratio", 0.0),
         mismatch=sums["mismatch"] / compared,
         mismatch_kl=sums["mismatch_kl"] / compared,
         capped_fraction=sums["capped"] / compared,
@@ -79,4 +101,5 @@ def update_report(tally: StepsTally, *, lr: float, seconds: float, has_reference
         applied_steps=tally.applied,
         skipped_steps=tally.skipped,
         seconds=seconds,
+        before=before,
     )

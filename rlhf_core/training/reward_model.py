@@ -15,6 +15,8 @@ from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.errors import TrainingError
 from rlhf_core.training.loading import load_model_config, load_weights, refuse_missing
+from rlhf_core.training.offload import HostOffload, module_tensors
+from rlhf_core.training.packing import refuse_leaks
 from rlhf_core.training.value_model import SequenceScorer
 
 if TYPE_CHECKING:
@@ -54,7 +56,9 @@ class RewardModel:
         refuse_missing(missing, path, REWARD_MODEL)  # a new head would score at random
         self._device = torch.device(device)
         self._micro_batch_size = micro_batch_size
-        self._scorer = SequenceScorer(model).requires_grad_(False).to(self._device).eval()
+        self._scorer = SequenceScorer(model, settings.ds.packing_samples).requires_grad_(False).to(self._device).eval()
+        refuse_leaks(self._scorer, self._scorer, self._device)
+        self._offload = HostOffload(lambda: module_tensors(self._scorer), self._device)
         own = getattr(model_config.get_text_config(), "max_position_embeddings", None)
         limits = [limit for limit in (max_len, own) if limit is not None]
         if not limits:
@@ -65,6 +69,7 @@ class RewardModel:
 
     def score(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """One score a row, in their order. A row has a token at least, and at most ``max_len``."""
+        self._offload.check_here()
         scores = [0.0] * len(rows)
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]), reverse=True)
         for start in range(0, len(order), self._micro_batch_size):
@@ -72,6 +77,14 @@ class RewardModel:
             for index, score in zip(chunk, self._forward([rows[index] for index in chunk]), strict=True):
                 scores[index] = score
         return scores
+
+    def offload(self) -> None:
+        """Leave the device to others: the weights move to host memory."""
+        self._offload.offload()
+
+    def reload(self) -> None:
+        """Move the weights back."""
+        self._offload.reload()
 
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Of one micro-batch."""

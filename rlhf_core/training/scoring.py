@@ -54,6 +54,8 @@ def map_rows(
 ) -> dict[int, NDArray[np.float32]]:
     """One number a token of this rank's share of the rows: index of the row to ``[T]``. A collective.
 
+    Of ranks that compute the same rows, one answers.
+
     Args:
         forward: a batch to ``[B, T]``, in eval mode.
         rows: all rows, the same on every rank.
@@ -66,13 +68,15 @@ def map_rows(
     """
     lengths = [len(row.token_ids) for row in rows]
     size = config.rollout.micro_batch_size
-    plan = plan_forward(lengths, rank.world_size, size, config.scoring_token_budget)[rank.rank]
+    packed = config.ds.packing_samples
+    budget = rank.group_budget(config.scoring_token_budget)
+    plan = plan_forward(lengths, rank.data_ranks, size, budget, packed)[rank.data_rank]
     batches = collated(plan) if collated else (collate_tokens([rows[i] for i in micro.rows]) for micro in plan)
     numbers = {}
     for micro_batch, batch in zip(plan, batches, strict=True):
         with torch.no_grad():
             numbers_BT = forward(batch.to(rank.torch_device))
-        if not micro_batch.filler:
+        if rank.answers and not micro_batch.filler:
             for i, numbers_T in zip(micro_batch.rows, numbers_BT.cpu().numpy(), strict=True):
                 numbers[i] = numbers_T[: lengths[i]].copy()
     return numbers

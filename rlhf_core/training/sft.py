@@ -57,9 +57,10 @@ class SftTrainer(SupervisedTrainer[SftExample]):
             [i for i, count in enumerate(num_actions) if count],
             [len(row.token_ids) for row in examples],
             num_actions,
-            world_size=self.rank.world_size,
+            world_size=self.rank.data_ranks,
             micro_batch_size=self.config.train.micro_batch_size,
-            token_budget=self.config.train.token_budget,
+            token_budget=self.rank.group_budget(self.config.train.token_budget),
+            packed=self.config.ds.packing_samples,
         )
 
     def loss(self, step: OptimizerStep, examples: Sequence[SftExample]) -> LossPart:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,31 +18,43 @@ class LossPart:
 
     loss: torch.Tensor  # scalar with a graph
     sums: torch.Tensor  # [K] float64, detached: statistics that add up, named by the objective
-    peak: torch.Tensor | None = None  # scalar, detached: a statistic of which the largest counts
+    peaks: Mapping[str, torch.Tensor] = field(default_factory=dict)  # scalars, detached: of each the largest counts
 
 
 class StepTally:
-    """The sum of the parts of one step on one rank; after ``reduce`` that of all ranks."""
+    """The sum of the parts of one step on one rank; after ``reduce`` that of all ranks.
 
-    def __init__(self, names: Sequence[str], device: torch.device) -> None:
-        self._names = tuple(names)
+    Args:
+        names: of the sums of its parts.
+        device: of its parts.
+        counts: False: another rank counts the same parts (sequence parallelism), and the sums of this one are left out.
+    """
+
+    def __init__(self, names: Sequence[str], device: torch.device, counts: bool = True) -> None:
+        self._names, self._counts = tuple(names), counts
         self._sums = torch.zeros(len(self._names), dtype=torch.float64, device=device)
-        self._peak = torch.zeros((), dtype=torch.float64, device=device)
+        self._peaks: dict[str, torch.Tensor] = {}
         self._finite = torch.ones((), dtype=torch.float64, device=device)  # 1 while every loss was finite
 
     def add(self, part: LossPart) -> None:
         """Count one micro-batch."""
         self._sums += part.sums
-        if part.peak is not None:
-            self._peak = torch.maximum(self._peak, part.peak.double())
+        for name, peak in part.peaks.items():
+            before = self._peaks.get(name, torch.zeros_like(self._finite))
+            self._peaks[name] = torch.maximum(before, peak.double())
         self._finite = self._finite * torch.isfinite(part.loss.detach()).double()
 
     def reduce(self) -> bool:
-        """Make the tally that of all ranks (a collective). True if every loss of the step is finite."""
-        extremes = torch.stack([self._peak.nan_to_num(torch.inf), -self._finite])
+        """Make the tally that of all ranks (a collective). True if every loss of the step is finite.
+
+        Every rank has counted a micro-batch, and all of them have the same peaks.
+        """
+        if not self._counts:
+            self._sums.zero_()
+        extremes = torch.stack([*(peak.nan_to_num(torch.inf) for peak in self._peaks.values()), -self._finite])
         distributed.all_reduce(self._sums)
         distributed.all_reduce(extremes, op=distributed.ReduceOp.MAX)
-        self._peak, self._finite = extremes[0], -extremes[1]
+        self._peaks, self._finite = dict(zip(self._peaks, extremes[:-1], strict=True)), -extremes[-1]
         return bool(self._finite.item())
 
     @property
@@ -51,9 +63,9 @@ class StepTally:
         return dict(zip(self._names, self._sums.tolist(), strict=True))
 
     @property
-    def peak(self) -> float:
-        """The largest of the parts' peaks, at least 0."""
-        return float(self._peak)
+    def peaks(self) -> dict[str, float]:
+        """The largest of the parts, at least 0, by name."""
+        return {name: float(peak) for name, peak in self._peaks.items()}
 
 
 class StepsTally:
@@ -61,7 +73,7 @@ class StepsTally:
 
     def __init__(self, names: Sequence[str]) -> None:
         self.sums = dict.fromkeys(names, 0.0)  # over the applied steps
-        self.peak = 0.0
+        self.peaks: dict[str, float] = {}
         self.skipped = 0  # steps that changed nothing
         self._grad_norms: list[float] = []
 
@@ -72,7 +84,8 @@ class StepsTally:
             return
         for name, value in step.sums.items():
             self.sums[name] += value
-        self.peak = max(self.peak, step.peak)
+        for name, peak in step.peaks.items():
+            self.peaks[name] = max(self.peaks.get(name, 0.0), peak)
         self._grad_norms.append(grad_norm)
 
     @property

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 import torch
 
 from rlhf_core.training.loading import load_causal_lm
+from rlhf_core.training.lora import add_adapters
 from rlhf_core.training.model import TokenScorer
 from rlhf_core.training.step import LossPart, StepsTally, StepTally, no_loss
 from rlhf_core.training.trainer import EngineTrainer, TrainedModel, seed_everything
@@ -83,10 +84,10 @@ class SupervisedTrainer(EngineTrainer, ABC, Generic[ExampleT]):
         """``eval/…``: the metrics of all examples, each counted once, and ``seconds``. Nothing changes."""
         started = time.monotonic()
         step = self.plan(examples)
-        tally = StepTally(self.sums, self.rank.torch_device)
+        tally = StepTally(self.sums, self.rank.torch_device, self.rank.answers)
         self.engine.eval()
         with torch.no_grad():
-            for micro_batch in step.micro_batches[self.rank.rank]:
+            for micro_batch in step.micro_batches[self.rank.data_rank]:
                 tally.add(self.part(step, examples, micro_batch))
         tally.reduce()
         measured = self.metrics(tally.sums) if step.num_sequences else {}
@@ -118,7 +119,13 @@ def trained_causal_lm(config: SupervisedConfig, path: str) -> TrainedModel:
         TrainingError: it cannot be loaded; or ``train.aux_loss_coef`` asks for a balancing loss that it does not have.
     """
     causal_lm = load_causal_lm(config, path)
-    scorer = TokenScorer(causal_lm, config.ds.logprob_chunk, balance_experts=config.train.aux_loss_coef > 0)
+    add_adapters(causal_lm, config.ds.lora, config.train.seed)
+    scorer = TokenScorer(
+        causal_lm,
+        config.ds.logprob_chunk,
+        balance_experts=config.train.aux_loss_coef > 0,
+        packs=config.ds.packing_samples,
+    )
     heads = tuple(causal_lm.get_output_embeddings().parameters())
     return TrainedModel(scorer, causal_lm, heads, path, config.model, config.data.tokenizer_chat_template)
 

@@ -20,11 +20,16 @@ import torch
 
 from rlhf_core.algorithms.schedules import lr_factor
 from rlhf_core.telemetry import get_logger
-from rlhf_core.training import checkpoint, weights
-from rlhf_core.training.ds_config import trained_config
+from rlhf_core.training import checkpoint, lora, weights
+from rlhf_core.training.ds_config import SHARDED_PARAMETERS, trained_config
+from rlhf_core.training.moe import gather_experts_together
 from rlhf_core.training.moving_average import MovingAverage
+from rlhf_core.training.offload import HostOffload, engine_tensors, module_tensors
 from rlhf_core.training.optimizers import make_optimizer
+from rlhf_core.training.packing import refuse_leaks, refuse_splits
+from rlhf_core.training.sequence_parallel import sequence_split
 from rlhf_core.training.step import StepTally
+from rlhf_core.training.tensor_parallel import divide_layers, total_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +39,10 @@ if TYPE_CHECKING:
 
     from rlhf_core.batching import MicroBatch, RankPlans
     from rlhf_core.config.trained import DeepSpeedConfig, TrainedModelConfig
+    from rlhf_core.training.packing import PackingScorer
     from rlhf_core.training.ranks import RankInfo
     from rlhf_core.training.step import LossPart
+    from rlhf_core.weights import TensorMeta
 
 logger = get_logger(__name__)
 
@@ -47,7 +54,7 @@ HALF_UPDATED = -2
 class TrainedModel:
     """A model and how it is trained."""
 
-    module: nn.Module  # what DeepSpeed wraps: its forward is the objective's forward pass
+    module: PackingScorer  # what DeepSpeed wraps: its forward is the objective's forward pass
     hf_model: PreTrainedModel  # knows the parameters' Hugging Face names; shares them with ``module``
     heads: tuple[nn.Parameter, ...]  # its output layers
     source: str  # folder or id it was loaded from, whose tokenizer goes with it
@@ -64,12 +71,21 @@ class EngineTrainer:
         rank: who this process is.
         total_steps: optimizer steps of the whole run, which the learning rate is spread over.
         ema_beta: decay of a moving average of the weights; None: none is kept.
+
+    Raises:
+        TrainingError: rows are packed (``ds.packing_samples``), and the model does not keep them apart; or they, or its layers,
+            are divided over ranks (``ds.sequence_parallel_size``, ``ds.tensor_parallel_size``), which changes what it answers.
     """
 
     def __init__(
         self, model: TrainedModel, ds: DeepSpeedConfig, rank: RankInfo, total_steps: int, ema_beta: float | None = None
     ) -> None:
-        self.rank, self.total_steps = rank, total_steps
+        self.rank = rank = rank.grouped(ds)
+        self.total_steps = total_steps
+        if ds.ring_attn_size > 1 and rank.rank == 0:
+            logger.info(
+                "ds.ring_attn_size is taken as ds.sequence_parallel_size=%d (DeepSpeed-Ulysses)", ds.ranks_per_row
+            )
         self.hf_model = model.hf_model
         self.version = 0  # updates applied: the version of the weights as they are
         self.optimizer_steps = 0  # that changed the weights
@@ -78,6 +94,10 @@ class EngineTrainer:
         if model.settings.gradient_checkpointing_enable:
             self.hf_model.gradient_checkpointing_enable({"use_reentrant": False})
         self.engine, self._peak_lrs = self._initialize(model)
+        model.module.split = sequence_split(rank)
+        refuse_leaks(model.module, self.engine, rank.torch_device)
+        refuse_splits(model.module, self.engine, rank.torch_device)
+        self._offload = HostOffload(lambda: engine_tensors(self.engine), rank.torch_device)
         self.average = None if ema_beta is None else MovingAverage(self.hf_model, self.engine.optimizer, ema_beta, rank)
 
     @contextlib.contextmanager
@@ -115,13 +135,13 @@ class EngineTrainer:
         If a loss is not finite on any rank, the last backward makes every gradient NaN: ``apply`` then drops them all
         by DeepSpeed's own path, whatever the ZeRO stage.
         """
-        tally = StepTally(names, self.rank.torch_device)
-        micro_batches = plan[self.rank.rank]
+        tally = StepTally(names, self.rank.torch_device, self.rank.answers)
+        micro_batches = plan[self.rank.data_rank]
         for k, micro_batch in enumerate(micro_batches):
             last = k == len(micro_batches) - 1
             part = loss_of(micro_batch)
             tally.add(part)
-            loss = part.loss * self.rank.world_size  # DeepSpeed takes the mean over ranks; the loss is a sum
+            loss = part.loss * self.rank.replicas  # DeepSpeed takes the mean over them; the loss is a sum
             if last and not tally.reduce():
                 loss = loss * math.nan
             self.engine.set_gradient_accumulation_boundary(last)
@@ -157,6 +177,11 @@ class EngineTrainer:
         )
 
     @property
+    def has_adapters(self) -> bool:
+        """True if the model itself is frozen: see ``lora``."""
+        return self._ds.lora.rank > 0
+
+    @property
     def next_lr(self) -> float:
         """AdamW's learning rate in the next optimizer step."""
         return self._settings.adam.lr * self.lr_factor
@@ -165,9 +190,31 @@ class EngineTrainer:
         """(Hugging Face name, whole tensor): see ``weights.named_weights``."""
         return weights.named_weights(self.hf_model)
 
+    def weight_metadata(self) -> list[TensorMeta]:
+        """What ``named_weights`` yields. Of this rank alone."""
+        return weights.weight_metadata(self.hf_model)
+
     def weight_digest(self) -> str:
         """sha256 of the fp32 master weights, or of fp32 parameters."""
         return weights.weight_digest(self.hf_model, self.engine.optimizer)
+
+    def offload(self, *, keep_parameters: bool = False) -> None:
+        """Leave the device to others: everything moves to host memory, all but the parameters where they are kept. What is away
+        stays away.
+        """
+        self._offload.offload(keep=module_tensors(self.engine.module) if keep_parameters else ())
+
+    def reload(self, *, parameters_only: bool = False) -> None:
+        """Move everything back to the device, or only the parameters, which are all that a weight sync reads."""
+        self._offload.reload(only=module_tensors(self.engine.module) if parameters_only else None)
+
+    def check_loaded(self, *, parameters_only: bool = False) -> None:
+        """Return if nothing is in host memory, or no parameter is. Nothing else here asks.
+
+        Raises:
+            RuntimeError: something is.
+        """
+        self._offload.check_here(module_tensors(self.engine.module) if parameters_only else None)
 
     def export_hf(self, folder: str | Path) -> None:
         """Write model and tokenizer as a Hugging Face folder."""
@@ -178,6 +225,11 @@ class EngineTrainer:
         assert self.average is not None, "train.enable_ema"
         checkpoint.export_hf(self.hf_model, self.average.weights(), self._tokenizer, Path(folder), self.rank)
 
+    def export_adapter(self, folder: str | Path) -> None:
+        """Write the adapters as a folder of PEFT's."""
+        assert self.has_adapters, "ds.lora.rank"
+        lora.export_adapter(self.hf_model, self._tokenizer.path, Path(folder), self.rank)
+
     def save(self, folder: str | Path) -> None:
         """Write the whole training state below a local folder."""
         checkpoint.save_state(self._learner, Path(folder), self._state())
@@ -187,7 +239,7 @@ class EngineTrainer:
 
         Raises:
             TrainingError: no such checkpoint, or one of another type; or, where it is not universal, of another number of
-                ranks or ZeRO stage.
+                ranks, ZeRO stage or division of layers.
         """
         expected, self.version = self._state(), HALF_UPDATED  # until it is loaded whole
         state = checkpoint.load_state(self._learner, Path(folder), expected)
@@ -196,6 +248,9 @@ class EngineTrainer:
     def _initialize(self, model: TrainedModel) -> tuple[Any, list[float]]:
         import deepspeed
 
+        mpu = divide_layers(self.hf_model, self.rank)
+        if self._ds.zero_stage == SHARDED_PARAMETERS:
+            gather_experts_together(model.module)
         heads = frozenset(id(parameter) for parameter in model.heads)
         optimizer = make_optimizer(model.module, heads, model.settings)
         peaks = [group["lr"] for group in optimizer.param_groups]
@@ -204,7 +259,7 @@ class EngineTrainer:
         for group in optimizer.param_groups:
             group["lr"] = 0.0  # ``apply`` sets it before each step
         engine, *_ = deepspeed.initialize(
-            model=model.module, optimizer=optimizer, config=trained_config(self._ds, model.settings)
+            model=model.module, optimizer=optimizer, config=trained_config(self._ds, model.settings), mpu=mpu
         )
         optimizer.state.clear()
         return engine, peaks
@@ -213,8 +268,7 @@ class EngineTrainer:
         """ZeRO 0 in fp32, where DeepSpeed neither reports the norm nor refuses one that is not finite; else None."""
         if self._ds.zero_stage != 0 or self._ds.param_dtype != "fp32":
             return None
-        gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
-        return float(torch.nn.utils.get_total_norm(gradients))
+        return total_norm(self.engine.module.parameters())
 
     @property
     def _learner(self) -> checkpoint.Learner:
@@ -226,8 +280,10 @@ class EngineTrainer:
             optimizer_steps=self.optimizer_steps,
             world_size=self.rank.world_size,
             zero_stage=self._ds.zero_stage,
+            tensor_parallel_size=self._ds.tensor_parallel_size,
             param_dtype=self._ds.param_dtype,
             universal=self._ds.use_universal_ckpt,
+            lora_rank=self._ds.lora.rank,
         )
 
 

@@ -6,12 +6,12 @@
     SequenceScorer   input_ids [B, T] ─▶ backbone ─▶ hidden of each last token [B, H] ─▶ head ─▶ scores [B]
 
 Both hold a sequence classifier of Hugging Face with one output, so that what is trained here is exported as a plain folder,
-and either can start from the other's.
+and either can start from the other's. Both take their rows padded, or let the backbone see them packed: see ``packing``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,10 +26,12 @@ from rlhf_core.training.model import (
     large_hidden,
     scripted,
 )
+from rlhf_core.training.packing import PackingScorer, before_actions, up_to_last_action
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
+    from rlhf_core.batching import TokenBatch
     from rlhf_core.training.loading import LoadSettings
 
 SCORER = "sequence classifier with one output"
@@ -53,7 +55,9 @@ def load_sequence_model(settings: LoadSettings, path: str, seed: int | None) -> 
     """
     model_config = load_model_config(settings, path, SCORER, num_labels=1)
     _forget_padding_that_ends_rows(model_config)
-    model, missing = load_weights(AutoModelForSequenceClassification, settings, path, SCORER, model_config)
+    model, missing = load_weights(
+        AutoModelForSequenceClassification, settings, path, SCORER, model_config, in_4bit=settings.ds.load_in_4bit
+    )
     head = _head_of(model)
     of_head = {
         name for name, parameter in model.named_parameters() if parameter is head.weight or parameter is head.bias
@@ -81,17 +85,21 @@ class ScoreHead(nn.Module):  # type: ignore[misc]
         return functional.linear(hidden_NH.float(), self.weight.float(), bias).squeeze(1)
 
 
-class _Scorer(nn.Module):  # type: ignore[misc]
+class _Scorer(PackingScorer):
     """A backbone and the head on it. The sequence model itself is not a child: see ``TokenScorer``."""
 
-    def __init__(self, sequence_model: PreTrainedModel) -> None:
-        super().__init__()
-        self.backbone = sequence_model.base_model
+    def __init__(self, sequence_model: PreTrainedModel, packs: bool = False) -> None:
+        super().__init__(sequence_model.base_model, packs)
         self.head = ScoreHead(_head_of(sequence_model))
 
     def hidden(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
-        """Last hidden states ``[B, T, H]`` of rows that are padded to the right."""
+        """Last hidden states ``[B, T, H]`` of padded rows."""
         return self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+
+    def packed(self, input_ids_BT: torch.Tensor, kept_BT: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
+        """What the head says of tokens of the packed row, ``[N]``: see ``ask``."""
+        output, asked = self.ask(input_ids_BT, kept_BT, places_N)
+        return asked.everywhere(self.head(asked.hidden(output.last_hidden_state)))
 
 
 class ValueScorer(_Scorer):
@@ -110,8 +118,17 @@ class ValueScorer(_Scorer):
             input_ids_BT: padded to the right.
             action_mask_BT: bool, False at index 0.
         """
-        hidden_NH = hidden_before_actions(self.hidden(input_ids_BT), action_mask_BT)
-        return at_actions(self.head(hidden_NH), action_mask_BT)
+        if self.packs:
+            kept_BT = up_to_last_action(action_mask_BT)
+            values_N = self.packed(input_ids_BT, kept_BT, before_actions(action_mask_BT, kept_BT))
+        else:
+            values_N = self.head(hidden_before_actions(self.hidden(input_ids_BT), action_mask_BT))
+        return at_actions(values_N, action_mask_BT)
+
+    @staticmethod
+    def inputs(batch: TokenBatch) -> tuple[Any, ...]:
+        """Tokens and actions."""
+        return batch.input_ids_BT, batch.action_mask_BT
 
 
 class SequenceScorer(_Scorer):
@@ -130,9 +147,17 @@ class SequenceScorer(_Scorer):
             input_ids_BT: padded to the right.
             lengths_B: tokens of each row, at least 1.
         """
+        if self.packs:
+            kept_BT = torch.arange(input_ids_BT.shape[1], device=lengths_B.device) < lengths_B.unsqueeze(1)
+            return self.packed(input_ids_BT, kept_BT, lengths_B.cumsum(0) - 1)
         hidden_BTH = self.hidden(input_ids_BT)
         rows_B = torch.arange(len(lengths_B), device=lengths_B.device)
         return self.head(hidden_BTH[rows_B, lengths_B - 1])
+
+    @staticmethod
+    def inputs(batch: TokenBatch) -> tuple[Any, ...]:
+        """Rows that end with an action."""
+        return batch.input_ids_BT, up_to_last_action(batch.action_mask_BT).sum(dim=1)
 
 
 def _head_of(model: PreTrainedModel) -> nn.Linear:

@@ -56,7 +56,9 @@ def load_policy_model(settings: LoadSettings, path: str, reads_images: bool) -> 
     model_config = load_model_config(settings, path, VISION_LANGUAGE if reads_images else "language model")
     if not reads_images and not is_vision_language_only(model_config):
         return load_causal_lm(settings, path)
-    model, missing = load_weights(AutoModelForImageTextToText, settings, path, VISION_LANGUAGE, model_config)
+    model, missing = load_weights(
+        AutoModelForImageTextToText, settings, path, VISION_LANGUAGE, model_config, in_4bit=settings.ds.load_in_4bit
+    )
     refuse_missing(missing, path, VISION_LANGUAGE)
     return model
 

@@ -9,7 +9,8 @@
 
 Written in one pass under a temporary name, the preamble last, then renamed: a file with the final name is whole, and a
 truncated, stale, foreign or damaged one is refused when it is opened. ``write_packed`` runs in the trainer's sending
-rank, ``open_packed`` in every engine worker; both must run on one machine.
+rank, ``open_packed`` in every engine worker; both must run on one machine
+(``cluster.weight_relay`` brings the file to others).
 """
 
 from __future__ import annotations
@@ -115,6 +116,7 @@ def write_packed(path: Path, tensors: Iterable[tuple[str, torch.Tensor]], versio
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        partial.touch(mode=0o600)  # shared memory is open to every user of the machine
         with partial.open("wb") as file:
             checksum = _write(file, tensors, version)
         partial.rename(path)
@@ -140,8 +142,8 @@ def open_packed(path: Path, version: int | None = None, checksum: str | None = N
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:
         raise WeightSyncError(
-            f"cannot read packed weights {path}: {error}; trainer and engine must share one machine and its "
-            f"{path.parent} (use the nccl backend across machines)"
+            f"cannot read packed weights {path}: {error}; the engine's processes must share one machine and "
+            f"its {path.parent}"
         ) from error
     contents = _contents(path, data)
     found_version, found_checksum = contents["version"], contents["checksum"]

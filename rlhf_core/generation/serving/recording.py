@@ -128,7 +128,7 @@ class RecordingClient:
             return
         reason, _ = stop_reason_of(call.name, completion, clipped=call.clipped, eos_ids=self._engine.eos_ids)
         checked_logprobs(call.name, progress.logprobs, progress.token_ids)
-        spans = version_spans_of(call.name, completion.weight_versions, len(progress.token_ids), None)
+        spans = version_spans_of(call.name, completion.weight_versions, len(progress.token_ids))
         call.finish(completion.index, reason, spans)
 
 

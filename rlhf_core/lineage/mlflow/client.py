@@ -5,13 +5,9 @@ from __future__ import annotations
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 
-from rlhf_core.errors import RlhfError
+from rlhf_core.lineage.tracker import TrackerError
 
 __all__ = ["MlflowClient", "MlflowException", "TrackerError", "away", "is_server"]
-
-
-class TrackerError(RlhfError, ConnectionError):
-    """The tracking server did not take what it was told."""
 
 
 def away(uri: str, what: str, error: Exception) -> TrackerError:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 RUN_TAG = "rlhf.run_id"
 LOGGED_TAG = "rlhf.logged_iterations"
 BEST_TAG = "best"
+REPORT = "report.html"
 MAX_DIGEST = 36  # characters MLflow keeps of a dataset's digest
 MAX_PARAM = 6000  # characters MLflow keeps of a parameter
 MAX_PARAMS = 100  # parameters of one request
@@ -44,6 +45,8 @@ MAX_TAG = 8000  # characters MLflow keeps of a tag
 
 class MlflowTracker:
     """See ``Tracker``."""
+
+    name = "MLflow"
 
     def __init__(self, uri: str, experiment: str, model: str | None = None) -> None:
         self._registry = None if model is None else MlflowRegistry(uri, model)
@@ -140,6 +143,14 @@ class MlflowTracker:
             raise self._away(f"best version {record.version}", error) from error
         self._best = record
 
+    def log_report(self, page: str) -> str | None:
+        """An artifact of the MLflow run, and the page that shows it."""
+        try:
+            self._client.log_text(self._run, page, REPORT)
+        except MlflowException as error:
+            raise self._away("report", error) from error
+        return None if self.url is None else f"{self.url}/artifacts/{REPORT}"
+
     def finish(self, succeeded: bool) -> None:
         """Close the MLflow run."""
         status = RunStatus.FINISHED if succeeded else RunStatus.FAILED
@@ -147,6 +158,9 @@ class MlflowTracker:
             self._client.set_terminated(self._run, RunStatus.to_string(status))
         except MlflowException as error:
             raise self._away("finish", error) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     @property
     def url(self) -> str | None:

@@ -8,7 +8,7 @@
        iterations/…/rounds/00.json, eval/…    their parts
        checkpoints/…/checkpoint.json          its files; the update that made its version
        latest.json, best.json, finished.json  a checkpoint, an update
-       worlds/00000001.json                   nothing
+       worlds/…, attempts/…, iterations/…/sync.json   nothing
     a shard of trajectories ─▶ the images that its rows show         ``images_of_part``
 
 **To add a kind of document** nothing is needed here as long as it lies in the run's folder, ends in ``.json``, is written by
@@ -50,7 +50,9 @@ _END = re.compile(r"finished\.json")
 
 # What a run itself writes. One of these that is damaged is a fault; so is another that has a checksum as they have. Any other
 # file that ends in .json may be anybody's.
-_OTHER = re.compile(r"run\.json|eval/v\d{8,}\.json|lease/\d{8,}\.json|worlds/\d{8,}\.json")
+_OTHER = re.compile(
+    r"run\.json|eval/v\d{8,}\.json|(lease|worlds)/\d{8,}\.json|attempts/\d{8,}(-end)?\.json|iterations/\d{8,}/sync\.json"
+)
 _OF_A_RUN = (_OTHER, MANIFEST, ROUND, _CHECKPOINT, _POINTER, _END)
 
 

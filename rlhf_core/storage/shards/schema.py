@@ -5,7 +5,8 @@ Evaluation trajectories have the trajectory schema. The metadata names the table
 
 A shard of an older version is read as one of the present version. To add a column: put it into its table below, count
 ``SCHEMA_VERSION`` up, and say in ``ADDED`` what older rows hold. A column is never renamed, retyped or given another
-meaning: add one with another name. One that is taken out is passed over in older shards.
+meaning: add one with another name. One that is taken out is passed over in older shards. One that may be null from now on
+counts the version too: older software must not read the new shards.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 TABLE_KEY = b"rlhf.table"
 VERSION_KEY = b"rlhf.schema_version"
 
@@ -117,7 +118,7 @@ EXPERIENCE = _schema(
         _column("token_ids", TOKENS),
         _column("action_ranges", _list(RANGE)),  # one per turn
         _column("rollout_logprobs", FLOATS),
-        _column("old_logprobs", FLOATS),
+        _column("old_logprobs", FLOATS, null=True),  # since version 3
         _column("ref_logprobs", FLOATS, null=True),
         _column("values", FLOATS, null=True),
         _column("advantages", FLOATS),

@@ -49,6 +49,7 @@ def main() -> None:
     try:
         failed = run(order["code"])
         sys.stdout.flush()
+        sys.stderr.flush()
     except BaseException:  # noqa: BLE001  the code closed or replaced what is printed to
         failed = True
     os._exit(int(failed))  # no exit handlers: the code has had its say
