@@ -11,17 +11,20 @@ The logs of the runs say where to go on: finished stages are skipped, a broken o
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prefect import flow, runtime
+from prefect.exceptions import CancelledRun
 from prefect.logging import get_run_logger
 
 from flows.dpo import dpo
-from flows.identity import run_child
+from flows.identity import named_as_its_run, run_child
 from flows.reward_model import reward_model
 from flows.sft import sft
+from flows.stopping import heeding_signals, stopped
 from flows.train import train
 from rlhf_core.config import plan_chain
+from rlhf_core.errors import RunStoppedError
 from tasks.chain import check_chain, is_finished, report_chain, resolve_chain
 from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
 from tasks.run import default_run_id
@@ -29,12 +32,14 @@ from tasks.run import default_run_id
 if TYPE_CHECKING:
     from prefect import Flow
 
+    from flows.stopping import Stopping
     from rlhf_core.config.chain import FlowName
+    from rlhf_core.config.chain_plan import ChainedRun
 
 FLOWS: dict[FlowName, Flow[..., Any]] = {"train": train, "sft": sft, "reward-model": reward_model, "dpo": dpo}
 
 
-@flow(name="rlhf", persist_result=False)
+@flow(name="rlhf", flow_run_name=named_as_its_run, persist_result=False)
 async def chain(
     config: str | dict[str, Any] = "chain_tiny_cpu.yaml",
     overrides: list[str] | None = None,
@@ -54,10 +59,20 @@ async def chain(
     logger = get_run_logger()
     logger.info("chain %s: %s", chain_id, ", ".join(run.run_id for run in runs))
     await asyncio.to_thread(check_chain, runs, resume, is_retry=runtime.flow_run.run_count > 1)
-    for run in runs:
-        if await asyncio.to_thread(is_finished, run):
-            logger.info("stage %s is finished: run %s", run.name, run.run_id)
-            continue
+    with heeding_signals() as stopping:
+        for run in runs:
+            if await asyncio.to_thread(is_finished, run):
+                logger.info("stage %s is finished: run %s", run.name, run.run_id)
+                continue
+            if stopping.asked or not await _carried_out(run, chain_id, stopping):
+                message = f"chain {chain_id} was asked to end, and did in stage {run.name}: the same chain id goes on"
+                return cast("dict[str, Any]", stopped(RunStoppedError(message)))
+    return await report_chain(chain_id, runs)
+
+
+async def _carried_out(run: ChainedRun, chain_id: str, stopping: Stopping) -> bool:
+    """Run a stage to its end; False if it was asked to end before."""
+    try:
         await run_child(
             FLOWS[run.flow],
             deployment=run.flow,
@@ -65,4 +80,8 @@ async def chain(
             name=run.run_id,
             parameters={"config": run.config.model_dump(mode="json"), "overrides": [], "run_id": run.run_id},
         )
-    return await report_chain(chain_id, runs)
+    except CancelledRun:
+        if not stopping.asked:
+            raise
+        return False
+    return True

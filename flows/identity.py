@@ -15,15 +15,16 @@ tests/flows/test_identity.py covers both constructions.
 
 from __future__ import annotations
 
+import asyncio
 import types
 from typing import TYPE_CHECKING, Any, cast
 
-from prefect import Flow, Task, flow, get_client
+from prefect import Flow, Task, flow, get_client, runtime
 from prefect.client.schemas.objects import State, StateType
 from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.flow_engine import run_flow
-from prefect.states import Pending
+from prefect.states import Cancelled, Pending
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 
 # Work queue of the runs that their parents execute: only those of people are continued by automations.
 CHILDREN = "children"
+
+
+def named_as_its_run() -> str:
+    """Name of a flow run: that of the run, where the caller gave one; else it keeps its own."""
+    parameters = runtime.flow_run.parameters
+    return str(parameters.get("run_id") or parameters.get("chain_id") or runtime.flow_run.name)
 
 
 async def run_child(child: Flow[..., Any], deployment: str, key: str, name: str, parameters: dict[str, Any]) -> None:
@@ -56,7 +63,15 @@ async def run_child(child: Flow[..., Any], deployment: str, key: str, name: str,
             await cast("Awaitable[None]", _keyed(child, key, name)(**parameters))
             return
         flow_run = await _deployed_run(client, child, known, key, name, parameters)
-    await cast("Awaitable[None]", run_flow(child, flow_run=flow_run, parameters=parameters))
+    try:
+        await cast("Awaitable[None]", run_flow(child, flow_run=flow_run, parameters=parameters))
+    except asyncio.CancelledError:  # Prefect takes it for a crash
+        async with get_client() as client:
+            ended: State[Any] = Cancelled(
+                message="the run ended, because it was cancelled or another part of it failed"
+            )
+            await client.set_flow_run_state(flow_run.id, ended, force=True)
+        raise
 
 
 async def _deployment(client: PrefectClient, name: str) -> DeploymentResponse | None:
@@ -82,7 +97,7 @@ async def _deployed_run(
         name=name,
         idempotency_key=key,
         work_queue_name=CHILDREN if deployment.work_pool_name else None,  # `flow.serve()` has no pool, and no queues
-        parent_task_run_id=await _tracking_task(client, child, key),
+        parent_task_run_id=await _tracking_task(client, child, key, name),
     )
     if flow_run.state is not None and flow_run.state.type is not StateType.PENDING:
         again: State[Any] = Pending(name="Retrying")
@@ -91,7 +106,7 @@ async def _deployed_run(
     return flow_run
 
 
-async def _tracking_task(client: PrefectClient, child: Flow[..., Any], key: str) -> UUID | None:
+async def _tracking_task(client: PrefectClient, child: Flow[..., Any], key: str, name: str) -> UUID | None:
     """The task run that stands for the child in its parent; None outside a flow."""
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
@@ -99,7 +114,7 @@ async def _tracking_task(client: PrefectClient, child: Flow[..., Any], key: str)
     task: Task[..., Any] = Task(name=child.name, fn=child.fn)
     task.task_key = f"{child.name}-{key}"
     task_run = await client.create_task_run(
-        task=task, flow_run_id=context.flow_run.id, dynamic_key=key, state=Pending()
+        task=task, flow_run_id=context.flow_run.id, dynamic_key=key, name=name, state=Pending()
     )
     return task_run.id
 

@@ -17,6 +17,7 @@ from prefect import flow, runtime
 from prefect.logging import get_run_logger
 
 from flows.carry_out import carry_out
+from flows.identity import named_as_its_run
 from flows.train import run_iterations
 from rlhf_core.cluster.replay import find_source, storage_for
 from rlhf_core.config.iteration_range import parse_iterations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from rlhf_core.storage import RunStore
 
 
-@flow(name="rlhf", persist_result=False)
+@flow(name="rlhf", flow_run_name=named_as_its_run, persist_result=False)
 async def replay(
     source: str,
     mode: Literal["what-if", "reproduce"] = "what-if",

@@ -13,15 +13,17 @@ The log of the retraining says where to go on: a turn that broke off is the next
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import State  # noqa: TC002  Prefect reads the annotations
+from prefect.exceptions import CancelledRun
 from prefect.states import Cancelled, Completed
 
 from flows.identity import run_child
+from flows.stopping import heeding_signals, stopped
 from flows.train import train
-from rlhf_core.errors import LeaseError
+from rlhf_core.errors import LeaseError, RunStoppedError
 from rlhf_core.storage.lease_renewal import renewed
 from tasks.approval import ask
 from tasks.comparison import question
@@ -58,17 +60,24 @@ async def one_turn(retraining: Retraining) -> State[Any]:
         return Completed(message=message, data={"verdict": "nothing new", "reason": message})
     if await asyncio.to_thread(retraining.log.decision, turn.number) is None:
         if await asyncio.to_thread(retraining.run_store(turn).read_end) is None:
-            await run_child(
-                train,
-                deployment="train",
-                key=f"{retraining.log.store.url}/{turn.number}",
-                name=turn.run_id,
-                parameters={
-                    "config": retraining.run_config(turn).model_dump(mode="json"),
-                    "overrides": [],
-                    "run_id": turn.run_id,
-                },
-            )
+            with heeding_signals() as stopping:
+                try:
+                    await run_child(
+                        train,
+                        deployment="train",
+                        key=f"{retraining.log.store.url}/{turn.number}",
+                        name=turn.run_id,
+                        parameters={
+                            "config": retraining.run_config(turn).model_dump(mode="json"),
+                            "overrides": [],
+                            "run_id": turn.run_id,
+                        },
+                    )
+                except CancelledRun:
+                    if not stopping.asked:
+                        raise
+                    message = f"turn {turn.number} was asked to end: the next start goes on with it"
+                    return cast("State[Any]", stopped(RunStoppedError(message)))
         await record_prompts(retraining, turn)
         comparison = await compare(retraining, turn)
         answer = None

@@ -6,11 +6,12 @@ from typing import Any
 
 from prefect import flow
 
+from flows.identity import named_as_its_run
 from flows.supervised import run_supervised
 from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
 
 
-@flow(name="rlhf", persist_result=False)
+@flow(name="rlhf", flow_run_name=named_as_its_run, persist_result=False)
 async def sft(
     config: str | dict[str, Any] = "sft_tiny_cpu.yaml",
     overrides: list[str] | None = None,

@@ -17,6 +17,7 @@ from prefect import runtime
 from prefect.logging import get_run_logger
 
 from flows.carry_out import carry_out
+from flows.stopping import Stopping, heeding_signals, stop_here
 from tasks.due import checkpoint_due, evaluation_due, iterations_to_do
 from tasks.lineage import track
 from tasks.report import Progress
@@ -40,16 +41,23 @@ async def run_supervised(
     checked = resolve_supervised_config(config, overrides or [])
     run_id = run_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
     get_run_logger().info("run %s", run_id)
-    async with opened_supervised(method, checked, run_id, resume, runtime.flow_run.id) as run:
-        return await carry_out(run, lambda: _iterations(run))
+    with heeding_signals() as stopping:
+        async with opened_supervised(method, checked, run_id, resume, runtime.flow_run.id) as run:
+            return await carry_out(run, lambda: _iterations(run, stopping))
 
 
-async def _iterations(run: OpenSupervisedRun) -> None:
-    """Everything that the log says is not done yet."""
+async def _iterations(run: OpenSupervisedRun, stopping: Stopping) -> None:
+    """Everything that the log says is not done yet.
+
+    Raises:
+        RunStoppedError: the run was asked to end before.
+    """
     if evaluation_due(run, 0):
         await evaluate_examples(run.run_id, 0)
     progress = Progress(run)
     for iteration in await asyncio.to_thread(iterations_to_do, run):
+        if stopping.asked:
+            await stop_here(run, checkpoint_model)
         version = iteration + 1
         await progress.show(iteration)
         await train_steps(run.run_id, iteration)

@@ -5,6 +5,10 @@
     configuration ─▶ open: log, lease, processes ─▶ (evaluate v0) ─▶ iteration 0 ─▶ iteration 1 ─▶ … ─▶ close
                                                                      └ each a flow run of its own
 
+    asynchronous:   iteration 0  rollout ─▶ reward ─▶ advantage ─▶ update ─▶ weight sync ─▶ …
+                    iteration 1             rollout ─▶ reward ───────────────▶ advantage ─▶ update ─▶ …
+                    iteration 2                        rollout …               └ tasks/order.py says what waits for what
+
 The log in storage says where to go on: this flow may be started, retried or killed at any moment.
 """
 
@@ -14,11 +18,15 @@ import asyncio
 from typing import Any
 
 from prefect import flow, runtime
+from prefect.exceptions import CancelledRun
 from prefect.logging import get_run_logger
 
 from flows.carry_out import carry_out
-from flows.identity import run_child
+from flows.identity import named_as_its_run, run_child
 from flows.iteration import iteration_flow
+from flows.overlapping import Overlapping
+from flows.stopping import heeding_signals, stop_here
+from tasks.checkpoint import checkpoint
 from tasks.due import evaluation_due, is_last, iterations_to_do
 from tasks.evaluate import evaluate
 from tasks.report import Progress, report_evaluation
@@ -26,7 +34,7 @@ from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
 from tasks.run import OpenRun, default_run_id, opened, resolve_config
 
 
-@flow(name="rlhf", persist_result=False)
+@flow(name="rlhf", flow_run_name=named_as_its_run, persist_result=False)
 async def train(
     config: str | dict[str, Any] = "grpo_tiny_cpu.yaml",
     overrides: list[str] | None = None,
@@ -44,18 +52,45 @@ async def train(
     checked = resolve_config(config, overrides or [])
     run_id = run_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
     get_run_logger().info("run %s", run_id)
-    async with opened(checked, run_id, resume, runtime.flow_run.id) as run:
-        return await carry_out(run, lambda: run_iterations(run))
+    with heeding_signals() as stopping:
+        async with opened(checked, run_id, resume, runtime.flow_run.id) as run:
+            stopping.then(run.order.stop)
+            return await carry_out(run, lambda: run_iterations(run))
 
 
 async def run_iterations(run: OpenRun) -> None:
-    """Everything that the log says is not done yet."""
+    """Everything that the log says is not done yet.
+
+    Raises:
+        RunStoppedError: the run was asked to end before.
+    """
     if evaluation_due(run, 0):
         await evaluate(run.run_id, 0)
         await report_evaluation(run.run_id, 0)
     progress = Progress(run)
-    for iteration in await asyncio.to_thread(iterations_to_do, run):
-        await progress.show(iteration)
+    todo = await asyncio.to_thread(iterations_to_do, run)
+    if todo:
+        await progress.show(todo[0])
+    async with Overlapping() as children:
+        for iteration in todo:
+            run.order.begin(iteration)
+            await run.order.may_roll_out(iteration)
+            if run.order.stopped:
+                break
+            if iteration != todo[0] and await asyncio.to_thread(is_last, run, iteration):
+                break  # filtering may use up the data before the plan ends
+            child = children.start(run_iteration(run, iteration, progress))
+            if not run.config.overlaps:
+                await child
+    left = await asyncio.to_thread(iterations_to_do, run) if run.order.stopped else []
+    if left:
+        await stop_here(run, checkpoint)
+    await progress.show(run.plan.iterations)
+
+
+async def run_iteration(run: OpenRun, iteration: int, progress: Progress) -> None:
+    """One iteration, as a flow run of its own."""
+    try:
         await run_child(
             iteration_flow,
             deployment="iteration",
@@ -66,8 +101,11 @@ async def run_iterations(run: OpenRun) -> None:
                 "iteration": iteration,
                 "storage_root": run.store.root,
                 "storage_options": run.store.options,
+                "secrets": dict(run.config.run.secrets),
             },
         )
-        if await asyncio.to_thread(is_last, run, iteration + 1):  # filtering may use up the data before the plan ends
-            break
-    await progress.show(run.plan.iterations)
+    except CancelledRun:
+        if not run.order.stopped:
+            raise
+        return
+    await progress.show(iteration + 1)

@@ -6,21 +6,22 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from prefect import task
-from prefect.logging import get_run_logger
 
 from rlhf_core.errors import RunFailedError
 from rlhf_core.records import Ledger, Stage
 from rlhf_core.telemetry import Stopwatch
 from tasks.options import TASK_OPTIONS
-from tasks.replay import far_from
+from tasks.replay import warn_if_far
 from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
+from tasks.watch import at_stage
 
 if TYPE_CHECKING:
     from rlhf_core.records import StageManifest
 
 
 @task(name="advantage", task_run_name="advantage {iteration}", **TASK_OPTIONS)
+@at_stage("advantage")
 async def advantage(run_id: str, iteration: int) -> dict[str, Any]:
     """Everything the update trains on, as experience shards."""
     run = current_run(run_id)
@@ -31,8 +32,7 @@ async def advantage(run_id: str, iteration: int) -> dict[str, Any]:
     _, reward = await required(run, iteration, Stage.REWARD)
     kl_coef = await kl_coef_of(run, iteration)
     assembled = await run.session.heal(iteration, lambda: run.session.assemble(iteration, rollout, reward, kl_coef))
-    if run.replay is not None and (warning := far_from(assembled.metrics)):
-        get_run_logger().warning("iteration %d: %s", iteration, warning)
+    warn_if_far(run, iteration, assembled.metrics)
     account = ledger(played, assembled.trained, assembled.failed)
     total = (await ledger_before(run, iteration)).then(account)
     check_ledgers(iteration, account, total)
@@ -50,7 +50,8 @@ def ledger(rollout: StageManifest, trained: int, failed: int) -> Ledger:
     """Where the prompts of an iteration went.
 
     Args:
-        rollout: its manifest; with ``filtered``, ``failed``, ``carried`` and ``buffered`` where the batch was filled in rounds.
+        rollout: its manifest; with ``filtered``, ``failed``, ``carried``, ``buffered`` and ``unfinished`` where the batch was
+            filled in rounds.
         trained: groups of the batch with a trained sample.
         failed: groups of the batch without one.
     """
@@ -61,7 +62,7 @@ def ledger(rollout: StageManifest, trained: int, failed: int) -> Ledger:
         trained=trained,
         filtered=body.get("filtered", 0),
         failed=failed + body.get("failed", 0),
-        buffered=len(body.get("buffered", ())),
+        buffered=len(body.get("buffered", ())) + len(body.get("unfinished", ())),
     )
 
 

@@ -25,8 +25,9 @@ from tasks.report import artifact_key
 from tasks.resume import KIND, Resume, check_resume
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
+    from rlhf_core.cluster.placement import Node
     from rlhf_core.config import ChainedRun, Method
     from rlhf_core.config.chain import FlowName
     from rlhf_core.storage import RunStore
@@ -90,13 +91,13 @@ def check_chain(runs: Sequence[ChainedRun], resume: Resume, is_retry: bool) -> N
     if len(addresses) > 1:
         raise ConfigError(f"the stages name several clusters, run.ray_address={addresses}: set one in common")
     left = [run for run in runs if not is_finished(run)]
-    resources = connect(runs[0].config.run.ray_address) if left else {}
+    nodes = connect(runs[0].config.run.ray_address) if left else []
     problems: list[str] = []
     for index, run in enumerate(runs):
         try:
             _check_record(run, _resume_of(index, resume, is_retry))
             if run in left:
-                _check_start(run, {before.run_id for before in runs[:index]}, resources)
+                _check_start(run, {before.run_id for before in runs[:index]}, nodes)
         except ConfigError as error:
             problems.append(f"stage {run.name}: {error}")
     if problems:
@@ -163,7 +164,7 @@ def _check_record(run: ChainedRun, resume: Resume) -> None:
     check_resume(store.read_run(), run.config, store, resume, None, METHODS.get(run.flow, KIND))
 
 
-def _check_start(run: ChainedRun, made: Collection[str], resources: Mapping[str, float]) -> None:
+def _check_start(run: ChainedRun, made: Collection[str], nodes: Sequence[Node]) -> None:
     """The stage can start once the runs ``made`` before it are there."""
     config = run.config
     if store_of(run).read_run() is None:  # else it has its models recorded
@@ -172,11 +173,11 @@ def _check_start(run: ChainedRun, made: Collection[str], resources: Mapping[str,
             if is_run_model(spec) and parse_run_model(spec).run_id not in made:
                 pin(spec, config.storage)
     if isinstance(config, SupervisedConfig):
-        place_supervised(config, resources)
+        place_supervised(config, nodes)
         return
     from rlhf_core.algorithms.check import check_algorithms  # torch, which importing the flows must not load
 
-    place(config, resources)
+    place(config, nodes)
     check_algorithms(config)
     if config.has_reward_source:  # else the agent rewards
         check_functions(config.reward)  # servers need not be up before the stage starts

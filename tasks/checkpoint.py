@@ -21,7 +21,8 @@ from tasks.best import best_of
 from tasks.options import TASK_OPTIONS
 from tasks.rollout import cursor_before
 from tasks.run import current_run
-from tasks.stages import required
+from tasks.stages import required, to_the_end
+from tasks.watch import at_stage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)
+@at_stage("checkpoint")
 async def checkpoint(run_id: str, version: int) -> dict[str, Any]:
     """Save policy version ``version``: visible only whole; nothing to do where it, or a later one, is saved already.
 
@@ -63,7 +65,7 @@ async def saved_version(
     if newest is None or newest[0] < version:
         saved = await _save(run, version, world_size, best, position)
     run.session.check_lease()
-    deleted = await asyncio.to_thread(_settle, run, version, best)
+    deleted = await to_the_end(asyncio.to_thread(_settle, run, version, best))
     return {"version": version, **saved, "best": None if best is None else asdict(best), "deleted": deleted}
 
 
@@ -90,7 +92,7 @@ async def _save(
         **watch.stamp(),
     }
     run.session.check_lease()
-    await asyncio.to_thread(CheckpointStore(run.store).commit, version, body, files)
+    await to_the_end(asyncio.to_thread(CheckpointStore(run.store).commit, version, body, files))
     return {"files": len(files), "bytes": sum(entry.bytes for entry in files), **watch.stamp()}
 
 

@@ -47,7 +47,8 @@ def is_last(run: AnyRun, version: int) -> bool:
     if found is None:
         return False
     body = found[0].body
-    return bool(body["cursor_out"]["epoch"] >= run.config.train.num_episodes and not body["buffered"])
+    at_hand = body["buffered"] or body.get("unfinished")
+    return bool(body["cursor_out"]["epoch"] >= run.config.train.num_episodes and not at_hand)
 
 
 def checkpoint_due(run: AnyRun, version: int) -> bool:

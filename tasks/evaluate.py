@@ -12,18 +12,21 @@ from rlhf_core.telemetry import Stopwatch
 from tasks.best import require_best_metric
 from tasks.options import TASK_OPTIONS
 from tasks.run import current_run
+from tasks.stages import to_the_end
+from tasks.watch import at_stage
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from rlhf_core.records import Part
-    from tasks.run import AnyRun
+    from tasks.run import AnyRun, OpenRun
 
     # shards, metrics, readable rows, the outcome of each held-out prompt
     Measured: TypeAlias = tuple[tuple[Part, ...], dict[str, float], list[dict[str, Any]], list[dict[str, Any]]]
 
 
 @task(name="evaluate", task_run_name="evaluate {version}", **TASK_OPTIONS)
+@at_stage("evaluate")
 async def evaluate(run_id: str, version: int) -> dict[str, float]:
     """Evaluate policy version ``version``; one that is recorded stays.
 
@@ -31,8 +34,15 @@ async def evaluate(run_id: str, version: int) -> dict[str, float]:
         ConfigError: it is the first, and has no ``ckpt.best_metric_key``; nothing is recorded then.
     """
     run = current_run(run_id)
-    body = await recorded_evaluation(run, version, lambda: run.session.evaluate(version))
+    body = await recorded_evaluation(run, version, lambda: _measured(run, version))
     return dict(body["metrics"])
+
+
+async def _measured(run: OpenRun, version: int) -> Measured:
+    session = run.session
+    parts, rollout = await session.with_engines(version, version, lambda: session.answer(version))
+    metrics, samples, outcomes = await session.with_scoring(lambda: session.judge(version, parts))
+    return parts, {**metrics, "eval/seconds": rollout["rollout/seconds"]}, samples, outcomes
 
 
 async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], Awaitable[Measured]]) -> dict[str, Any]:
@@ -50,7 +60,7 @@ async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], A
     if recorded is not None:
         return recorded
     watch = Stopwatch()
-    parts, metrics, samples, outcomes = await run.session.heal(version, measure)
+    parts, metrics, samples, outcomes = await measure()
     if version == 0:
         require_best_metric(run, metrics)
     body = {
@@ -63,4 +73,4 @@ async def recorded_evaluation(run: AnyRun, version: int, measure: Callable[[], A
         **watch.stamp(),
     }
     run.session.check_lease()
-    return await asyncio.to_thread(run.store.write_evaluation, version, body)
+    return await to_the_end(asyncio.to_thread(run.store.write_evaluation, version, body))

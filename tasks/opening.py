@@ -19,18 +19,28 @@ from rlhf_core.cluster.context import open_store
 from rlhf_core.cluster.session import cores
 from rlhf_core.data import pin_models
 from rlhf_core.errors import ConfigError, WorkerError
-from rlhf_core.lineage import changed_code, code_revision, machine, make_tracker, package_versions, user_code
+from rlhf_core.lineage import (
+    changed_code,
+    code_revision,
+    machine,
+    make_metric_trackers,
+    make_tracker,
+    package_versions,
+    user_code,
+)
 from rlhf_core.storage import read_worlds
-from rlhf_core.telemetry import get_logger
+from rlhf_core.telemetry import get_logger, log_format, say_in_json
 from tasks.attempts import earlier_attempt_over
 from tasks.plan import RunPlan
 from tasks.resume import KIND, check_resume, different_keys
+from tasks.secrets import load_secrets
 from tasks.worlds import move, ranks_change
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from rlhf_core.cluster.actor_session import ActorSession
+    from rlhf_core.cluster.placement import Node
     from rlhf_core.config import Config, SupervisedConfig
     from rlhf_core.data import PinnedModel
     from rlhf_core.lineage import Tracker
@@ -49,7 +59,8 @@ class Prepared:
     body: dict[str, Any] | None  # of run.json; None if the run is new
     models: dict[str, PinnedModel]
     tracker: Tracker
-    resources: dict[str, float]  # of the cluster
+    metric_trackers: list[Tracker]
+    nodes: list[Node]  # of the cluster
     user_code: dict[str, str]  # the user's Python files -> sha256
     moves: bool = False  # it goes on with other processes than before
     cpu_threads: int | None = None  # of each training rank, where they are to stay as they were
@@ -74,9 +85,12 @@ async def prepare(
         kind: of run.
 
     Raises:
-        ConfigError: the run's log and the request do not fit, or a model cannot be found.
+        ConfigError: the run's log and the request do not fit, or a model or a secret cannot be found.
         WorkerError: there is no such cluster.
     """
+    if log_format(config.logger.log_format) == "json":
+        say_in_json()
+    await load_secrets(config.run.secrets)
     store = open_store(config, run_id)
     await asyncio.to_thread(store.objects.probe)
     await earlier_attempt_over(store, flow_run_id)
@@ -86,13 +100,22 @@ async def prepare(
     tracker = await asyncio.to_thread(
         make_tracker, tracking_uri(config), config.logger.mlflow_experiment, config.logger.mlflow_model
     )
-    resources = await asyncio.to_thread(connect, config.run.ray_address)
+    metric_trackers = make_metric_trackers(config.logger)
+    nodes = await asyncio.to_thread(connect, config.run.ray_address)
     code = await asyncio.to_thread(user_code, config.model_dump(mode="json"))
     _warn_of_changed_code(store, body, code)
     worlds = await asyncio.to_thread(read_worlds, store)
     threads = worlds[-1].cpu_threads if worlds else (body or {}).get("cpu_threads")
     return Prepared(
-        store, body, pinned, tracker, resources, code, bool(changed), None if ranks_change(changed) else threads
+        store,
+        body,
+        pinned,
+        tracker,
+        metric_trackers,
+        nodes,
+        code,
+        bool(changed),
+        None if ranks_change(changed) else threads,
     )
 
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from prefect.logging import get_run_logger
+
 from rlhf_core.cluster.measures import RolloutTally, tally_rollout
 from rlhf_core.cluster.rollout_worker import RolloutOutcome
 from rlhf_core.cluster.scoring_worker import Scored
@@ -42,9 +44,8 @@ async def sampled_batch(run: OpenRun, replay: Replay, iteration: int) -> tuple[S
     played, ref = await asyncio.to_thread(replay.stage, iteration, Stage.ROLLOUT)
     parts = await asyncio.to_thread(adopt_parts, run.store, replay.source, played.parts, iteration, Stage.ROLLOUT)
     body = played.body
-    account: dict[str, Any] = {
-        name: body[name] for name in ("carried", "filtered", "failed", "buffered", "selected") if name in body
-    }
+    named = ("carried", "filtered", "failed", "buffered", "unfinished", "selected")
+    account: dict[str, Any] = {name: body[name] for name in named if name in body}
     drawn = body["drawn"]
     if iteration == 0:  # to the replay, groups that waited in the source are as if drawn now
         drawn += account.pop("carried", 0)
@@ -76,6 +77,12 @@ def untimed(metrics: Mapping[str, float]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if not name.endswith(("/seconds", "/tokens_per_second"))}
 
 
+def warn_if_far(run: OpenRun, iteration: int, metrics: Mapping[str, float]) -> None:
+    """Tell people of a replay what ``far_from`` says, by the stage that has measured it."""
+    if run.replay is not None and (warning := far_from(metrics)):
+        get_run_logger().warning("iteration %d: %s", iteration, warning)
+
+
 def far_from(metrics: Mapping[str, float]) -> str | None:
     """What to tell people of a batch that was spoken by a policy too far from the one that is trained; None if it is near."""
     share = metrics.get("mismatch/effective_share", 1.0)
@@ -100,28 +107,50 @@ async def source_rounds(replay: Replay, iteration: int) -> tuple[int, PromptCurs
 
 
 async def replayed_round(run: OpenRun, replay: Replay, iteration: int, number: int) -> tuple[RolloutOutcome, Scored]:
-    """What the source sampled in a round, and the rewards that it gave; both as shards of this run."""
+    """What the source sampled in a round, and the rewards that it gave; both as shards of this run.
+
+    A group is drawn in the round that finished it. One that the source sampled again, because it had become too old, is judged
+    once, by what was sampled of it first: a replay knows no age, and may have trained it by now.
+    """
     played, _ = await asyncio.to_thread(replay.stage, iteration, Stage.ROLLOUT)
     if "rounds" not in played.body:
         return await asyncio.to_thread(_only_round, run, replay, iteration)
     theirs = await asyncio.to_thread(replay.source.round, replay.first + iteration, number)
-    return await asyncio.to_thread(_adopted_round, run, replay, iteration, theirs)
+    judged = await asyncio.to_thread(_judged_before, run, iteration, set(theirs.again))
+    return await asyncio.to_thread(_adopted_round, run, replay, iteration, theirs, judged)
 
 
-def _adopted_round(run: OpenRun, replay: Replay, iteration: int, theirs: Round) -> tuple[RolloutOutcome, Scored]:
+def _judged_before(run: OpenRun, iteration: int, groups: set[str]) -> set[str]:
+    """Those of the groups that an earlier iteration of this run judged."""
+    if not groups:
+        return set()
+    return {
+        group_id
+        for earlier in range(iteration)
+        for played in run.store.rounds(earlier)
+        for group_id in played.verdicts.keys() & groups
+    }
+
+
+def _adopted_round(
+    run: OpenRun, replay: Replay, iteration: int, theirs: Round, without: set[str]
+) -> tuple[RolloutOutcome, Scored]:
+    """The round of the source, without these groups."""
     parts = adopt_parts(run.store, replay.source, theirs.parts, iteration, Stage.ROLLOUT)
     now_at = {old.path: new.path for old, new in zip(theirs.parts, parts, strict=True)}
+    places = {group: now_at[path] for group, path in theirs.places.items() if group not in without}
     outcome = RolloutOutcome(
         parts=tuple(parts),
-        places={group: now_at[path] for group, path in theirs.places.items()},
-        drawn=theirs.drawn,
+        places=places,
+        drawn=len(places),
         cursor=theirs.cursor_out,
         resumed_groups=0,
         tally=RolloutTally(**{**theirs.tally, "seconds": 0.0, "sampled_tokens": 0}),
     )
     rewards = adopt_parts(run.store, replay.source, theirs.reward_parts, iteration, Stage.REWARD)
     metrics = {**theirs.scored["metrics"], "reward/seconds": 0.0}
-    return outcome, Scored(**{**theirs.scored, "parts": tuple(rewards), "metrics": metrics})
+    scores = {group: of_group for group, of_group in theirs.scored["scores"].items() if group not in without}
+    return outcome, Scored(**{**theirs.scored, "parts": tuple(rewards), "metrics": metrics, "scores": scores})
 
 
 def _only_round(run: OpenRun, replay: Replay, iteration: int) -> tuple[RolloutOutcome, Scored]:

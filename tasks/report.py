@@ -16,6 +16,7 @@ from prefect.artifacts import (
 from prefect.logging import get_run_logger
 
 from rlhf_core.records import Stage
+from rlhf_core.telemetry import in_stage
 from tasks.lineage import iteration_metrics
 from tasks.options import TASK_OPTIONS
 from tasks.run import current_run
@@ -32,14 +33,13 @@ HEADLINE = ("reward/mean", "rollout/length_mean", "rollout/tokens_per_second", "
 
 
 @task(name="report", task_run_name="report {iteration}", **TASK_OPTIONS)
+@in_stage("report")
 async def report(run_id: str, iteration: int) -> dict[str, float]:
     """Artifacts of an iteration: sample answers with rewards, and every metric."""
     run = current_run(run_id)
     _, rollout = await required(run, iteration, Stage.ROLLOUT)
     _, reward = await required(run, iteration, Stage.REWARD)
-    rows = await run.session.heal(
-        iteration + 1, lambda: run.session.samples(rollout, reward, run.config.run.sample_rows)
-    )
+    rows = await run.session.with_scoring(lambda: run.session.samples(rollout, reward, run.config.run.sample_rows))
     metrics = await asyncio.to_thread(iteration_metrics, run.store, iteration)
     await acreate_table_artifact(
         key=artifact_key(run_id, "samples"),
@@ -57,6 +57,7 @@ async def report(run_id: str, iteration: int) -> dict[str, float]:
 
 
 @task(name="report evaluation", task_run_name="report evaluation {version}", **TASK_OPTIONS)
+@in_stage("evaluate")
 async def report_evaluation(run_id: str, version: int) -> None:
     """Artifacts of an evaluation."""
     run = current_run(run_id)
@@ -83,10 +84,12 @@ class Progress:
     def __init__(self, run: AnyRun) -> None:
         self._run = run
         self._artifact: Any = None
+        self._done = 0
 
     async def show(self, iterations_done: int) -> None:
-        """Draw it."""
-        percent = 100.0 * iterations_done / max(1, self._run.plan.iterations)
+        """Draw it; iterations that overlap may end out of order."""
+        self._done = max(self._done, iterations_done)
+        percent = 100.0 * self._done / max(1, self._run.plan.iterations)
         if self._artifact is None:
             self._artifact = await acreate_progress_artifact(
                 percent,

@@ -107,7 +107,7 @@ def make_scratch(
             "scored again: reproduce it with the recorded rewards"
         )
     body = _as_then(source, body, first, last)
-    as_it_was = f"algo.advantage.is_correction_enable={str(sampled_with.algo.advantage.is_correction_enable).lower()}"
+    as_it_was = f"algo.advantage.is_correction_enable={str(sampled_with.corrects_mismatch).lower()}"
     rewards = f"replay.rewards={'anew' if score else 'source'}"
     config = replay_config(body, source.url, storage_for(source, root), [as_it_was, rewards], (0, last))
     scratch = open_store(config, run_id)

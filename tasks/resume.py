@@ -25,6 +25,13 @@ OPERATIONAL = (
     "vllm.sync_timeout",
     "vllm.request_timeout",
     "vllm.gpu_memory_utilization",
+    "vllm.enable_sleep",
+    "vllm.sleep_level",
+    "ds.enable_sleep",
+    "ref.offload",
+    "train.colocate_all",
+    "train.colocate_actor_ref",
+    "train.colocate_critic_reward",
     "rollout.publish_groups",
     "ckpt.max_num",
     "ckpt.max_mem",
@@ -91,8 +98,8 @@ def check_resume(
         )
     # Through the schema: a key that did not exist when the run was started had its default.
     parse = parse_config if isinstance(config, Config) else parse_supervised_config
-    started_with = parse(body["config"], source=store.url_of("run.json")).model_dump(mode="json")
-    changed = different_keys(in_newest_world(started_with, read_worlds(store)), config.model_dump(mode="json"))
+    started_with = _settled(parse(body["config"], source=store.url_of("run.json")))
+    changed = different_keys(in_newest_world(started_with, read_worlds(store)), _settled(config))
     moves = is_move(changed, config)
     if changed and not (moves and may_move(store, config)):
         listed = "; ".join(f"{key}: {old!r} in the run, {new!r} now" for key, (old, new) in sorted(changed.items()))
@@ -107,3 +114,11 @@ def check_resume(
 def different_keys(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted keys with different values, without operational sections."""
     return differences(old, new, OPERATIONAL)
+
+
+def _settled(config: Config | SupervisedConfig) -> dict[str, Any]:
+    """The configuration as plain values; one that follows from others is what it comes to, whether it was said or not."""
+    tree = config.model_dump(mode="json")
+    if isinstance(config, Config):
+        tree["algo"]["advantage"]["is_correction_enable"] = config.corrects_mismatch
+    return tree

@@ -13,6 +13,7 @@ from tasks.options import TASK_OPTIONS
 from tasks.replay import given_rewards
 from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
+from tasks.watch import at_stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 
 @task(name="reward", task_run_name="reward {iteration}", **TASK_OPTIONS)
+@at_stage("reward")
 async def reward(run_id: str, iteration: int) -> dict[str, Any]:
     """Score every sample of the iteration."""
     run = current_run(run_id)
@@ -41,5 +43,5 @@ async def _rewards(run: OpenRun, played: StageManifest) -> tuple[Sequence[Part],
     elif played.selected is not None:
         return await rewards_of(run, played)  # scored while the batch was filled
     state = await norm_state_before(run, iteration)
-    scored = await session.heal(iteration, lambda: session.score(iteration, played.parts, state, played.selected))
+    scored = await session.with_scoring(lambda: session.score(iteration, played.parts, state, played.selected))
     return scored.parts, {"metrics": scored.metrics, "failures": scored.failures, "norm_state": scored.norm_state}

@@ -14,6 +14,7 @@ from tasks.options import TASK_OPTIONS
 from tasks.replay import sampled_batch
 from tasks.run import OpenRun, current_run
 from tasks.stages import commit, finished, required, small
+from tasks.watch import at_stage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 @task(name="rollout", task_run_name="rollout {iteration}", **TASK_OPTIONS)
+@at_stage("rollout")
 async def rollout(run_id: str, iteration: int) -> dict[str, Any]:
     """Sample the iteration's batch with policy version ``iteration``."""
     run = current_run(run_id)
@@ -40,15 +42,16 @@ async def _batch(run: OpenRun, iteration: int) -> tuple[Sequence[Part], dict[str
         in_rounds(run, iteration) if run.replay.filters_anew else sampled_batch(run, run.replay, iteration)
     )
     if run.replay.other_model and iteration == 0:
-        await run.session.heal(iteration, lambda: run.session.check_tokens(parts))
+        await run.session.with_scoring(lambda: run.session.check_tokens(parts))
     return parts, body
 
 
 async def at_once(run: OpenRun, iteration: int) -> tuple[Sequence[Part], dict[str, Any]]:
     """Every prompt that is drawn is in the batch."""
     cursor = await cursor_before(run, iteration)
-    draw = Draw(iteration, iteration, cursor, run.config.rollout.batch_size)
-    outcome = await run.session.heal(iteration, lambda: run.session.rollout(draw))
+    oldest = iteration - run.config.rollout_lag
+    draw = Draw(iteration, oldest, cursor, run.config.rollout.batch_size)
+    outcome = await run.session.with_engines(oldest, iteration, lambda: run.session.rollout(draw))
     return outcome.parts, {
         "cursor_in": asdict(cursor),
         "cursor_out": asdict(outcome.cursor),

@@ -20,9 +20,15 @@ from rlhf_core.cluster.session import PlannedSteps, RunSession
 from rlhf_core.config import Config, load_config, parse_config
 from rlhf_core.data import models_of
 from rlhf_core.storage import LeaseOwner, RunStore, acquire
+from rlhf_core.telemetry import log_format
+from tasks.attempts import recorded_attempt
 from tasks.opening import fix_plan, fixed_threads, model_cache, prepare, run_document, start_processes
+from tasks.order import StepOrder
 from tasks.plan import RunPlan, make_plan
 from tasks.resume import stored_config
+from tasks.secrets import load_secrets, loaded_secrets
+from tasks.telling import Telling, tellings_of
+from tasks.watch import watched
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -48,12 +54,17 @@ class OpenRun:
     session: RunSession
     plan: RunPlan
     tracker: Tracker
-    tracked: bool = False  # the tracker knows the run
-    told_kept: list[int] | None = None  # the checkpoints that the tracker was told are still there
+    metric_trackers: Sequence[Tracker] = ()  # beside it
     replay: Replay | None = None  # where its trajectories come from, if it samples none
     user_code: dict[str, str] = field(
         default_factory=dict
     )  # the user's Python files, as this attempt loads them -> sha256
+    order: StepOrder = field(init=False)  # of the steps of iterations that overlap
+    tellings: list[Telling] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.order = StepOrder(self.config)
+        self.tellings = tellings_of(self.tracker, self.metric_trackers)
 
 
 _OPEN: dict[str, AnyRun] = {}
@@ -77,10 +88,13 @@ async def working_on(run: Run) -> AsyncIterator[Run]:
     _OPEN[run.run_id] = run
     succeeded = False
     try:
-        yield run
+        async with recorded_attempt(run.store, run.session), watched(run):
+            yield run
         succeeded = True
     finally:
         del _OPEN[run.run_id]
+        for telling in run.tellings:
+            await telling.close()
         await run.session.close(keep_actors=not succeeded)
 
 
@@ -108,11 +122,17 @@ async def opened(
 
 
 @asynccontextmanager
-async def open_stored(run_id: str, root: str, options: dict[str, Any]) -> AsyncIterator[OpenRun]:
-    """A run that exists already, with the configuration it was started with, wherever its log lies by now."""
+async def open_stored(
+    run_id: str, root: str, options: dict[str, Any], secrets: dict[str, str] | None = None
+) -> AsyncIterator[OpenRun]:
+    """A run that exists already, with the configuration it was started with, wherever its log lies by now.
+
+    ``secrets``: its ``run.secrets``, which may be needed to read the log.
+    """
     if run_id in _OPEN:
         yield current_run(run_id)
         return
+    await load_secrets(secrets or {})
     config = await asyncio.to_thread(stored_config, RunStore(run_id, root, options))
     found_at = config.storage.model_copy(update={"root": root, "options": options})
     async with opened(config.model_copy(update={"storage": found_at}), run_id, "must") as run:
@@ -133,7 +153,7 @@ def default_run_id(flow_run_name: str, flow_run_id: str) -> str:
 async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | None) -> OpenRun:
     known = await prepare(config, run_id, resume, flow_run_id, models_of(config))
     replay, source = await asyncio.to_thread(_replay, known, config)
-    placement = place(config, known.resources)
+    placement = place(config, known.nodes)
     owner = LeaseOwner.of_this_process(flow_run_id or "")
     lease = await asyncio.to_thread(acquire, known.store, owner, config.run.lease_seconds)
     context = WorkerContext(
@@ -143,9 +163,11 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
         workdir=str(Path.cwd()),
         model_cache=model_cache(),
         models=known.models,
+        secrets=loaded_secrets(config.run.secrets),
+        log_format=log_format(config.logger.log_format),
     )
     threads = fixed_threads(known, config, placement.counts["policy"] + placement.counts["critic"])
-    session = RunSession(context, ActorGroups(context, run_members(config, placement, threads)), lease)
+    session = RunSession(context, ActorGroups(context, run_members(config, placement, threads), placement), lease)
     plan: RunPlan | None = None
 
     async def plan_steps(facts: DataFacts | None) -> PlannedSteps:
@@ -162,7 +184,17 @@ async def _open(config: Config, run_id: str, resume: Resume, flow_run_id: str | 
 
     await start_processes(known, session, config, threads, lambda: session.open(plan_steps))
     assert plan is not None, "session.open asks for the plan"
-    return OpenRun(run_id, config, known.store, session, plan, known.tracker, replay=replay, user_code=known.user_code)
+    return OpenRun(
+        run_id,
+        config,
+        known.store,
+        session,
+        plan,
+        known.tracker,
+        known.metric_trackers,
+        replay=replay,
+        user_code=known.user_code,
+    )
 
 
 def _replay(known: Prepared, config: Config) -> tuple[Replay | None, dict[str, Any]]:

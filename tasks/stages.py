@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlhf_core.errors import StorageError
 from rlhf_core.records import Part, Stage, StageManifest, StageRef
+from rlhf_core.telemetry import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Coroutine, Sequence
 
     from tasks.run import AnyRun
+
+logger = get_logger(__name__)
+
+Result = TypeVar("Result")
 
 
 async def finished(run: AnyRun, iteration: int, stage: Stage) -> tuple[StageManifest, StageRef] | None:
@@ -56,7 +61,22 @@ async def commit(
         inputs={ref.stage: ref.sha256 for ref in inputs},
         body={**body, "user_code": run.user_code} if run.user_code else body,
     )
-    return await asyncio.to_thread(run.store.commit, manifest)
+    return await to_the_end(asyncio.to_thread(run.store.commit, manifest))
+
+
+async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do it; who is cancelled meanwhile, as by another iteration that fails, waits for its end all the same.
+
+    What is written then is there before the run is given back to the next attempt. Cancelled twice, it waits no longer.
+    """
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("while the run was ending: %s", error)
+        raise
 
 
 def small(ref: StageRef) -> dict[str, Any]:

@@ -16,9 +16,11 @@ from tasks.options import TASK_OPTIONS
 from tasks.report import artifact_key
 from tasks.stages import commit, finished, small
 from tasks.supervised_run import OpenSupervisedRun, current_supervised_run, steps_of
+from tasks.watch import at_stage
 
 
 @task(name="train", task_run_name="train {iteration}", **TASK_OPTIONS)
+@at_stage("update")
 async def train_steps(run_id: str, iteration: int) -> dict[str, Any]:
     """The optimizer steps of one iteration: version ``iteration`` becomes ``iteration + 1``."""
     run = current_supervised_run(run_id)
@@ -43,6 +45,7 @@ async def train_steps(run_id: str, iteration: int) -> dict[str, Any]:
 
 
 @task(name="evaluate", task_run_name="evaluate {version}", **TASK_OPTIONS)
+@at_stage("evaluate")
 async def evaluate_examples(run_id: str, version: int) -> dict[str, float]:
     """Metrics of version ``version`` on the held-out examples; an evaluation that is recorded stays.
 
@@ -63,10 +66,11 @@ async def evaluate_examples(run_id: str, version: int) -> dict[str, float]:
 
 
 async def _measured(run: OpenSupervisedRun, version: int) -> tuple[tuple[()], dict[str, float], list[Any], list[Any]]:
-    return (), await run.session.evaluate(version), [], []
+    return (), await run.session.heal(version, lambda: run.session.evaluate(version)), [], []
 
 
 @task(name="checkpoint", task_run_name="checkpoint {version}", **TASK_OPTIONS)
+@at_stage("checkpoint")
 async def checkpoint_model(run_id: str, version: int) -> dict[str, Any]:
     """As ``checkpoint`` of a run by rewards. Where the run stands follows from the version: nothing more is kept."""
     run = current_supervised_run(run_id)

@@ -17,8 +17,11 @@ from rlhf_core.config import Method, SupervisedConfig, load_supervised_config, p
 from rlhf_core.data import supervised_models_of
 from rlhf_core.storage import LeaseOwner, RunStore, acquire
 from rlhf_core.storage.exports.output import exports_among
+from rlhf_core.telemetry import log_format
 from tasks.opening import fix_plan, fixed_threads, model_cache, prepare, run_document, start_processes
 from tasks.run import current_any_run, working_on
+from tasks.secrets import loaded_secrets
+from tasks.telling import Telling, tellings_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -50,11 +53,14 @@ class OpenSupervisedRun:
     session: SupervisedSession
     plan: SupervisedPlan
     tracker: Tracker
-    tracked: bool = False  # the tracker knows the run
-    told_kept: list[int] | None = None  # the checkpoints that the tracker was told are still there
+    metric_trackers: Sequence[Tracker] = ()  # beside it
     user_code: dict[str, str] = field(
         default_factory=dict
     )  # the user's Python files, as this attempt loads them -> sha256
+    tellings: list[Telling] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tellings = tellings_of(self.tracker, self.metric_trackers)
 
 
 def current_supervised_run(run_id: str) -> OpenSupervisedRun:
@@ -106,12 +112,22 @@ async def _open(
     method: Method, config: SupervisedConfig, run_id: str, resume: Resume, flow_run_id: str | None
 ) -> OpenSupervisedRun:
     known = await prepare(config, run_id, resume, flow_run_id, supervised_models_of(config, method), method)
-    device, share = place_supervised(config, known.resources)
+    placement = place_supervised(config, known.nodes)
     owner = LeaseOwner.of_this_process(flow_run_id or "")
     lease = await asyncio.to_thread(acquire, known.store, owner, config.run.lease_seconds)
-    context = SupervisedContext(run_id, config, device, str(Path.cwd()), model_cache(), known.models, method)
+    context = SupervisedContext(
+        run_id=run_id,
+        config=config,
+        device=placement.device,
+        workdir=str(Path.cwd()),
+        model_cache=model_cache(),
+        models=known.models,
+        secrets=loaded_secrets(config.run.secrets),
+        log_format=log_format(config.logger.log_format),
+        method=method,
+    )
     threads = fixed_threads(known, config, config.model.world_size)
-    session = SupervisedSession(context, share, threads, lease)
+    session = SupervisedSession(context, placement, threads, lease)
     plan: SupervisedPlan | None = None
 
     async def plan_steps(facts: ExampleFacts) -> int:
@@ -127,5 +143,13 @@ async def _open(
     await start_processes(known, session, config, threads, lambda: session.open(plan_steps))
     assert plan is not None, "session.open asks for the plan"
     return OpenSupervisedRun(
-        run_id, method, config, known.store, session, plan, known.tracker, user_code=known.user_code
+        run_id,
+        method,
+        config,
+        known.store,
+        session,
+        plan,
+        known.tracker,
+        known.metric_trackers,
+        user_code=known.user_code,
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = get_logger(__name__)
 
 # How many processes a run has: these keys, with universal checkpoints, may differ between two attempts.
-SHARED_KEYS = ("ds.zero_stage",)
+SHARED_KEYS = ("ds.zero_stage", "ds.sequence_parallel_size", "ds.ring_attn_size", "ds.tensor_parallel_size")
 KEYS = (
     "actor.num_nodes",
     "actor.num_gpus_per_node",
