@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRA ?= cpu
+REPORT ?= build/matrix
 STAMP := $(VENV)/.installed-$(EXTRA)
 
 export OMP_WAIT_POLICY = PASSIVE
 export TOKENIZERS_PARALLELISM = false
 export DO_NOT_TRACK = 1
 
-.PHONY: help setup quickstart demo-rlhf up down test test-faults test-examples check format docs clean
+.PHONY: help setup quickstart demo-rlhf up down test test-faults test-cluster test-gpu test-matrix test-examples check format docs clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -39,17 +40,28 @@ down: $(STAMP) ## stop it
 test: $(STAMP) ## all tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test-faults: $(STAMP) ## SIGKILL of every process in every stage, with a table of what it cost; retraining by its schedule
-	$(BIN)/python -m pytest tests/faults tests/stack -m matrix
+test-faults: $(STAMP) ## SIGKILL of every process in every stage, with a table of what it cost; cancel, retry, retraining by its schedule
+	$(BIN)/python -m pytest tests/faults tests/stack -m faults
 
-test-examples: $(STAMP) ## whole runs of the shipped configurations that make test leaves out
+test-cluster: $(STAMP) ## several machines as namespaces of this one, and a real Slurm: as root; installs Slurm from Debian's packages
+	tests/cluster/packages.sh
+	$(BIN)/python -m pytest tests/cluster -m cluster
+
+test-gpu: $(STAMP) ## what needs a GPU, with a table; EXTRA=gpu
+	$(BIN)/python -m pytest tests/gpu
+
+test-matrix: $(STAMP) ## every algorithm × execution mode × pipeline as a short run, with a table; REPORT=DIR for files
+	MATRIX_REPORT=$(REPORT) $(BIN)/python -m pytest tests/matrix -m ""
+
+test-examples: $(STAMP) ## whole runs that make test leaves out, of the shipped configurations among them
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m examples
 
-check: $(STAMP) ## format, lint, types, import layers
+check: $(STAMP) ## format, lint, types, import layers, deployments
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python tools/check_deployments.py
 
 format: $(STAMP) ## format and mend what can be mended
 	$(BIN)/ruff format .

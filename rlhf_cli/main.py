@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,15 +23,23 @@ from rlhf_cli.arguments import (
     err,
     out,
 )
+from rlhf_cli.credentials import REWARD_TOKEN
 from rlhf_cli.export import export
 from rlhf_cli.garbage import gc
 from rlhf_cli.lineage import app as lineage_app
+from rlhf_cli.plan import plan
 from rlhf_cli.replay import replay
+from rlhf_cli.report import report
 from rlhf_cli.retrain import retrain
 from rlhf_cli.stack import Stack, use_stack
 from rlhf_cli.trajectories import trajectories
 from rlhf_core.config.chain import FlowName
-from rlhf_core.errors import RlhfError
+from rlhf_core.errors import RlhfError, RunStoppedError
+from rlhf_core.telemetry import redact_logs
+
+STOPPED = (
+    75  # exit code of a run that was asked to end, and goes on when it is started again: EX_TEMPFAIL of sysexits.h
+)
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False, help="RL post-training as a workflow.")
 config_app = typer.Typer(no_args_is_help=True, help="Look at a configuration.")
@@ -40,14 +49,27 @@ app.command()(gc)
 app.command()(export)
 app.command()(replay)
 app.command(context_settings=OPENRLHF_FLAGS)(retrain)
+app.command(context_settings=OPENRLHF_FLAGS)(plan)
+app.command()(report)
 app.command()(trajectories)
 
 
 @app.command()
-def up() -> None:
+def up(
+    auth: Annotated[
+        bool | None,
+        typer.Option("--auth/--no-auth", help="Whether Prefect and MLflow ask for credentials; default: as before."),
+    ] = None,
+    concurrent_runs: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Runs that may be under way at a time; the next waits. Default: as before, at first 1."
+        ),
+    ] = None,
+) -> None:
     """Start the local stack (Prefect server and worker, MLflow, Ray) and deploy the flows."""
     with out.status("starting the stack"):
-        Stack.here().up(out.print)
+        Stack.here().up(lambda line: out.print(line, soft_wrap=True), auth, concurrent_runs)
 
 
 @app.command()
@@ -55,7 +77,7 @@ def down() -> None:
     """Stop the local stack. Runs keep their log: they resume after the next `rlhf up`."""
     stack = Stack.here()
     served = use_stack(stack)
-    stack.stop("worker", out.print)
+    stack.stop(out.print, "worker")
     if served:
         from rlhf_cli.interrupted import mark_interrupted  # Prefect reads its settings as it is imported
 
@@ -69,13 +91,18 @@ def status(as_json: AsJson = False) -> None:
     stack = Stack.here()
     parts = stack.status()
     if as_json:
-        out.print_json(json.dumps({**parts, "prefect_url": stack.prefect_url, "mlflow_url": stack.mlflow_url}))
+        urls = {"prefect_url": stack.prefect_url, "mlflow_url": stack.mlflow_url}
+        out.print_json(json.dumps({**parts, **urls, "auth": stack.auth}))
     else:
         for name, answers in parts.items():
             out.print(f"{name:<8} {'up' if answers else 'down'}")
+        for line in stack.addresses:
+            out.print(line, markup=False, soft_wrap=True)
         for name, value in stack.environment.items():
             if name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "RAY_ADDRESS"):
                 out.print(f"export {name}={value}", soft_wrap=True)
+        for line in stack.credentials.exports() if stack.auth else ():
+            out.print(line, markup=False, soft_wrap=True)
     if not all(parts.values()):
         raise typer.Exit(1)
 
@@ -144,17 +171,28 @@ def launch(
         raise typer.Exit(1)
 
 
-@app.command()
-def doctor(as_json: AsJson = False) -> None:
-    """What is installed, which accelerators there are, what is missing, which servers answer."""
+@app.command(context_settings=OPENRLHF_FLAGS)
+def doctor(
+    config: Annotated[
+        str | None, typer.Option("--config", "-c", help="Also: its storage, models and data, of a YAML file.")
+    ] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """What is installed, which accelerators there are, what is missing, which servers answer; exit code 1 with a problem."""
     from rlhf_cli.doctor import examine, show
+    from rlhf_cli.plan import runs_of
 
-    report = examine(Stack.here())
+    stack = Stack.here()
+    use_stack(stack)
+    runs = [] if config is None else list(runs_of(config, overrides or []))
+    with redirect_stdout(sys.stderr):  # libraries that are imported may log to it: a warning is no JSON
+        examined = examine(stack, runs)
     if as_json:
-        out.print_json(json.dumps(report))
+        out.print_json(json.dumps(examined))
     else:
-        show(out, report)
-    if report["problems"]:
+        show(out, examined)
+    if examined["problems"]:
         raise typer.Exit(1)
 
 
@@ -177,6 +215,9 @@ def serve_reward(
     """Serve a trained reward model over HTTP, in OpenRLHF's JSON: reward.remote_url of any number of runs."""
     from rlhf_cli.serve_reward import Limits, ModelSettings, serve
 
+    stack = Stack.here()
+    if token_env is None and stack.auth:
+        os.environ[REWARD_TOKEN], token_env = stack.credentials.reward_token, REWARD_TOKEN
     served = ModelSettings(model, root, device, dtype, micro_batch_size, max_len, trust_remote_code)
     serve(
         served,
@@ -184,7 +225,12 @@ def serve_reward(
         port=port,
         token_env=token_env,
         limits=Limits(max_batch, max_wait_ms / 1000, max_queue),
-        announce=lambda url: out.print(f"serving {model} at {url}", markup=False, soft_wrap=True),
+        announce=lambda url: out.print(
+            f"serving {model} at {url}"
+            + (f"\nits clients set reward.remote_token_env={token_env}" if token_env else ""),
+            markup=False,
+            soft_wrap=True,
+        ),
     )
 
 
@@ -200,16 +246,24 @@ def config_show(config: ConfigFile, overrides: Overrides = None) -> None:
 
 
 @config_app.command("check", context_settings=OPENRLHF_FLAGS)
-def config_check(config: ConfigFile, overrides: Overrides = None) -> None:
-    """Refuse what cannot work, and say what the run, or each stage of a chain, will ask of the cluster."""
-    from rlhf_cli.configurations import asked_for, loaded
+def config_check(
+    config: ConfigFile,
+    overrides: Overrides = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Draw it for so many nodes instead of your cluster.")] = None,
+    cpus: Annotated[float | None, typer.Option(min=0.0, help="CPUs of each node; default: of this machine.")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="GPUs of each node; default: of this machine.")] = None,
+) -> None:
+    """Refuse what cannot work, and draw where the processes of the run, or of each stage of a chain, will sit."""
+    from rlhf_cli.configurations import asked_for, cluster_of, loaded
+    from rlhf_cli.slot_table import cluster_line
 
-    resources: dict[str, float] = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(_gpus())}
     for name, checked in loaded(config, overrides or []):
-        device, groups = asked_for(checked, resources)
-        out.print(f"{config}: {f'stage {name}: ' if name else ''}valid; on this machine ({device}):", soft_wrap=True)
-        for line in groups:
-            out.print(f"  {line}")
+        cluster, there = cluster_of(checked, nodes, cpus, gpus)
+        device, lines = asked_for(checked, there)
+        stage = f"stage {name}: " if name else ""
+        out.print(f"{config}: {stage}valid; on {cluster} ({device}):", markup=False, soft_wrap=True)
+        for line in (cluster_line(there), *lines):
+            out.print(f"  {line}", markup=False, soft_wrap=True)
 
 
 def run_one(flow: FlowName, config: str, overrides: list[str] | None, run_id: str | None, resume: str) -> None:
@@ -221,22 +275,13 @@ def run_one(flow: FlowName, config: str, overrides: list[str] | None, run_id: st
     out.print_json(json.dumps(run_here(flow, config, overrides or [], run_id, resume)))
 
 
-def _gpus() -> int:
-    from importlib.util import find_spec
-
-    if find_spec("torch") is None:
-        return 0
-    import torch
-
-    return int(torch.cuda.device_count())
-
-
 def main() -> None:
     """Entry point: errors of ours are one message, not a traceback."""
+    redact_logs()
     sys.path.insert(0, str(Path.cwd()))  # reward and task files of the project are imported by the name they have here
     try:
         app()
     except RlhfError as error:
         err.print(f"[bold red]{type(error).__name__}[/bold red]: ", end="")
         err.print(str(error), markup=False, soft_wrap=True)
-        sys.exit(1)
+        sys.exit(STOPPED if isinstance(error, RunStoppedError) else 1)

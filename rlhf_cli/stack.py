@@ -3,9 +3,12 @@
 ::
 
     rlhf up ─▶ server ┐
-               mlflow ├─ healthy ─▶ work pool ─▶ worker ─▶ deployments
+               mlflow ├─ healthy ─▶ work pool, deployments, automations ─▶ worker
                ray    ┘
-    $RLHF_HOME (default .rlhf): stack.json, logs/, prefect/, mlflow.db, ray_token, runs/, models/
+    $RLHF_HOME (default .rlhf): stack.json, logs/, prefect/, mlflow.db, ray_token, auth/, runs/, models/
+
+Who is on this machine may use the servers; with ``up --auth`` only who has the credentials in auth/ (docs/security.md). Ray
+always asks for its token.
 
 Ports: $RLHF_PREFECT_PORT, $RLHF_MLFLOW_PORT, $RLHF_RAY_PORT.
 """
@@ -30,7 +33,9 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from rlhf_cli.credentials import NOT_FOR_RAY, USER, Credentials, write_private
 from rlhf_cli.leftovers import listening
+from rlhf_cli.notify_url import NOTIFY_URL, notify_url
 from rlhf_core.errors import RlhfError
 
 if TYPE_CHECKING:
@@ -72,6 +77,7 @@ class Stack:
     project: Path
     ports: Ports
     pids: dict[str, int] = field(default_factory=dict)
+    auth: bool = False  # Prefect and MLflow ask for credentials too
 
     @classmethod
     def here(cls) -> Stack:
@@ -82,7 +88,13 @@ class Stack:
         home = rlhf_home()
         try:
             recorded = json.loads((home / "stack.json").read_text())
-            stack = cls(home, Path(recorded["project"]), Ports(**recorded["ports"]), dict(recorded["pids"]))
+            stack = cls(
+                home,
+                Path(recorded["project"]),
+                Ports(**recorded["ports"]),
+                dict(recorded["pids"]),
+                auth=recorded.get("auth", False),
+            )
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             return cls(home, Path.cwd(), Ports().with_environment())
         running = {name: port for name, port in asdict(stack.ports).items() if stack.is_alive(name)}
@@ -100,16 +112,23 @@ class Stack:
         return f"http://{HOST}:{self.ports.mlflow}"
 
     @property
+    def credentials(self) -> Credentials:
+        """Of the servers; they exist where ``auth`` is on."""
+        return Credentials(self.home)
+
+    @property
     def environment(self) -> dict[str, str]:
         """What every process of the stack, and every client of it, needs to know."""
         prefect = self.home / "prefect"
         return {
+            **(self.credentials.of_clients if self.auth else {}),
             "RLHF_HOME": str(self.home),
             "RLHF_PROJECT": str(self.project),
             "RAY_ADDRESS": f"{HOST}:{self.ports.ray}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(self.home / "ray_token"),
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Ray listens on loopback alone: see rlhf_core.cluster
             "MLFLOW_TRACKING_URI": self.mlflow_url,
             "MLFLOW_DISABLE_TELEMETRY": "true",
             "DO_NOT_TRACK": "1",
@@ -120,13 +139,16 @@ class Stack:
             "PREFECT_SERVER_MEMO_STORE_PATH": str(prefect / "memo_store.toml"),
             "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
             "PREFECT_SERVER_UI_API_URL": "/api",  # else the UI calls port 4200 whatever the server's port is
+            "PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS": self.prefect_url,  # of no other page that a browser here shows
+            "PREFECT_SERVER_API_CSRF_PROTECTION_ENABLED": "true",  # nor is what another page asks carried out unread
             # A crashed server must not keep concurrency slots taken.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "PREFECT_CLIENT_MAX_RETRIES": "7",  # after 2, 4 … 128 s: a run outlives four minutes without the server
             "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # seconds: deployments/automations.yaml waits for three
             "PREFECT_LOGGING_EXTRA_LOGGERS": "rlhf",  # our own warnings belong to the flow run's log
-            # On SQLite two writers give "database is locked", which costs the client seconds: write in batches.
+            "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",  # and where there is none, to the terminal alone
+            # SQLite has one writer at a time: what the server's services write, they write in batches.
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
             "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_READ_BATCH_SIZE": "100",
@@ -134,30 +156,43 @@ class Stack:
             "PREFECT_API_SERVICES_EVENT_PERSISTER_READ_BATCH_SIZE": "50",
         }
 
-    def up(self, say: Callable[[str], None]) -> None:
+    def up(self, say: Callable[[str], None], auth: bool | None = None, concurrent_runs: int | None = None) -> None:
         """Start whatever is not running, and deploy.
+
+        Args:
+            say: is told what was done.
+            auth: whether Prefect and MLflow ask for credentials from now on; None: as before.
+            concurrent_runs: how many runs the worker has under way at a time, from now on; None: as before, at first one.
 
         Raises:
             StackError: a server did not start; the message names its log.
+            ConfigError: $RLHF_NOTIFY_URL is no URL.
         """
-        self.home.mkdir(parents=True, exist_ok=True)
+        notify_url(os.environ)  # a mistake shows before anything starts
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_token()
+        self._choose_auth(auth)
         started = [name for name in ("prefect", "mlflow", "ray") if self._start_server(name)]
         for name in ("prefect", "mlflow", "ray"):
             self._wait_for(name)
         if started:
             say(f"started {', '.join(started)}")
-        self._run(
-            "work pool",
-            [*_python("prefect"), "--no-prompt", "work-pool", "create", POOL, "--type", "process", "--overwrite"],
-        )
+        limit = [] if concurrent_runs is None else ["--concurrent-runs", str(concurrent_runs)]
+        self._run("deployments", [*_python("rlhf_cli.deployments"), *limit])
         if not self.is_alive("worker"):
             self._spawn("worker", [*_python("prefect"), "worker", "start", "--pool", POOL, "--type", "process"])
             say("started worker")
-        self._run("deployments", _python("rlhf_cli.deployments"))
-        say(f"Prefect  {self.prefect_url}")
-        say(f"MLflow   {self.mlflow_url}")
-        say(f"Ray      {HOST}:{self.ports.ray}")
+        for line in self.addresses:
+            say(line)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where people find the servers, and with what they log in."""
+        prefect, mlflow = f"Prefect  {self.prefect_url}", f"MLflow   {self.mlflow_url}"
+        if self.auth:
+            prefect += f"   (log in: the text of {self.credentials.prefect_file})"
+            mlflow += f"   (log in: {USER}, and the text of {self.credentials.mlflow_file})"
+        return [prefect, mlflow, f"Ray      {HOST}:{self.ports.ray}"]
 
     @contextmanager
     def temporary_server(self) -> Iterator[None]:
@@ -165,8 +200,8 @@ class Stack:
 
         It keeps its history where the stack's server does, so that the runs show there later.
         """
-        lone = Stack(self.home, self.project, replace(self.ports, prefect=free_port()))
-        self.home.mkdir(parents=True, exist_ok=True)
+        lone = Stack(self.home, self.project, replace(self.ports, prefect=free_port()), auth=self.auth)
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.home / "logs" / "prefect-temporary.log"
         log.parent.mkdir(exist_ok=True)
         names = (
@@ -182,7 +217,7 @@ class Stack:
                 stdout=out,
                 stderr=out,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **environment},
+                env={**os.environ, **environment, **lone._server_credentials("prefect")},
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
@@ -198,16 +233,18 @@ class Stack:
             _end(process.pid)
 
     def down(self, say: Callable[[str], None]) -> None:
-        """Stop everything that ``up`` started."""
-        for name in ("worker", "ray", "mlflow", "prefect"):
-            self.stop(name, say)
+        """Stop everything that ``up`` started: the worker, which needs the others, and then these at once."""
+        self.stop(say, "worker")
+        self.stop(say, "ray", "mlflow", "prefect")
 
-    def stop(self, name: str, say: Callable[[str], None]) -> None:
-        """Stop one part, with every process below it."""
-        if self.is_alive(name):
-            _end(self.pids[name])
+    def stop(self, say: Callable[[str], None], *names: str) -> None:
+        """Stop parts, with every process below them."""
+        alive = [name for name in names if self.is_alive(name)]
+        _end(*(self.pids[name] for name in alive))
+        for name in alive:
             say(f"stopped {name}")
-        self.pids.pop(name, None)
+        for name in names:
+            self.pids.pop(name, None)
         if self.home.is_dir():
             self._record()
 
@@ -243,11 +280,12 @@ class Stack:
     def _command(self, name: str) -> list[str]:
         port = str(getattr(self.ports, name))
         if name == "prefect":
-            return [*_python("prefect"), "server", "start", "--host", HOST, "--port", port]
+            return [*_python("rlhf_cli.prefect_server"), "server", "start", "--host", HOST, "--port", port]
         if name == "mlflow":
             return [
                 *_python("mlflow"),
                 *("server", "--host", HOST, "--port", port, "--workers", "1"),
+                *(("--app-name", "basic-auth") if self.auth else ()),
                 *("--backend-store-uri", f"sqlite:///{self.home / 'mlflow.db'}"),
                 *("--artifacts-destination", str(self.home / "mlflow-artifacts")),
             ]
@@ -260,7 +298,12 @@ class Stack:
     def _spawn(self, name: str, command: list[str]) -> None:
         logs = self.home / "logs"
         logs.mkdir(exist_ok=True)
-        environment = {**os.environ, **self.environment}
+        environment = {**os.environ, **self.environment, **self._server_credentials(name)}
+        environment.pop(NOTIFY_URL, None)  # a secret that the server has in a block, and no run needs
+        if name == "ray":
+            environment = {key: value for key, value in environment.items() if key not in NOT_FOR_RAY}
+            # Else `ray start` answers SIGTERM by waiting half a minute for tasks, of which a stack that goes down has none.
+            environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] = "0"
         if name == "mlflow":
             environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"  # starts in half the time
         # SIGINT is what ends a Prefect worker, and a shell's background job would ignore it: a session of its own.
@@ -313,14 +356,27 @@ class Stack:
         return f"{path}\n{path.read_text(errors='replace')[-1500:]}"
 
     def _make_token(self) -> None:
-        """Ray's ports listen on every interface, whatever its address: only who has the token gets in."""
+        """Ray runs whatever code it is sent, by anybody on this machine who has the token."""
         path = self.home / "ray_token"
         if not path.exists():
-            path.touch(mode=0o600)
-            path.write_text(secrets.token_hex(32))
+            write_private(path, secrets.token_hex(32))
+
+    def _choose_auth(self, auth: bool | None) -> None:
+        if auth is not None and auth != self.auth:
+            running = [name for name in ("prefect", "mlflow", "worker") if self.is_alive(name)]
+            if running:
+                asked = "without" if auth else "with"
+                raise StackError(f"{', '.join(running)} run {asked} auth: give `rlhf down`, then this command again")
+            self.auth = auth
+            self._record()
+        if self.auth:
+            self.credentials.make()
+
+    def _server_credentials(self, name: str) -> dict[str, str]:
+        return self.credentials.of_server(name) if self.auth else {}
 
     def _record(self) -> None:
-        body = {"ports": asdict(self.ports), "project": str(self.project), "pids": self.pids}
+        body = {"ports": asdict(self.ports), "project": str(self.project), "pids": self.pids, "auth": self.auth}
         temporary = self.home / "stack.json.new"
         temporary.write_text(json.dumps(body, indent=1))
         temporary.replace(self.home / "stack.json")
@@ -379,13 +435,9 @@ def _is_open(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def _end(pid: int) -> None:
-    """End a process and everything below it: gently, then not."""
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return
+def _end(*pids: int) -> None:
+    """End processes and everything below them: gently, then not."""
+    family = [member for pid in pids for member in _family(pid)]
     for sent in (signal.SIGTERM, signal.SIGKILL):
         for member in family:
             try:
@@ -395,3 +447,11 @@ def _end(pid: int) -> None:
         _, family = psutil.wait_procs(family, timeout=STOP_SECONDS)
         if not family:
             return
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
