@@ -196,10 +196,10 @@ def main() -> None:
                 "data.apply_chat_template=true",
             ],
         )
-        resources = connect(None)
+        nodes = connect(None)
         models = pin_models(models_of(config), config.storage)
         context = WorkerContext("benchmark", config, "cpu", ".", model_cache(), models)
-        environment = run_members(config, place(config, resources), threads=1)["engine"].environment
+        environment = run_members(config, place(config, nodes), threads=1)["engine"].environment
         worker: Any = ray.remote(MeasuredEngine).options(
             num_cpus=0, runtime_env={"env_vars": {**WORKER_ENVIRONMENT, **environment}}
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.cluster.connect import connect
 from rlhf_core.cluster.groups import WORKER_ENVIRONMENT, run_members
 from rlhf_core.cluster.placement import place
 from rlhf_core.cluster.policy_worker import PolicyWorker
@@ -47,12 +48,14 @@ class MemoryRollout(RolloutWorker):
 
 
 class MemoryPolicy(PolicyWorker):
-    """Computes log-probs of rows, advantages, and the update, without a shard in between."""
+    """Computes log-probs of rows where they are needed, advantages, and the update, without a shard in between."""
 
     def train(self, rows: list[Trajectory], iteration: int) -> float:
         from rlhf_core.cluster.experience import make_experience
 
-        old = {rows[i].key: values for i, values in self._running.logprobs(rows).items()}
+        old = None
+        if not self._config.reuses_logprobs:
+            old = {rows[i].key: values for i, values in self._running.logprobs(rows).items()}
         experience: list[Experience]
         experience, _ = make_experience(rows, old, None, None, 0.0, self._config)
         return self._running.update(experience, iteration).grad_norm
@@ -65,7 +68,7 @@ class BareLoop:
         import ray
 
         self._context = replace(context, run_id=f"{context.run_id}-bare")
-        members = run_members(config, place(config, {"CPU": 2}), threads=config.run.cpu_threads or cores())
+        members = run_members(config, place(config, connect(None)), threads=config.run.cpu_threads or cores())
 
         def actor(kind: type, role: str, *arguments: Any) -> Any:
             environment = {**WORKER_ENVIRONMENT, **members[role].environment}

@@ -103,11 +103,13 @@ def main() -> None:
 
 
 def measure(config: Config, arguments: argparse.Namespace) -> None:
-    resources = connect(None)
+    nodes = connect(None)
     models = pin_models(models_of(config), config.storage)
     context = WorkerContext("benchmark", config, "cpu", ".", model_cache(), models)
-    members = run_members(config, place(config, resources), threads=1)
-    groups = ActorGroups(context, members)
+    placement = place(config, nodes)
+    members = run_members(config, placement, threads=1)
+    groups = ActorGroups(context, members, placement)
+    groups.reserve(config.run.start_timeout)
     engine, worker = groups.actor("engine"), groups.actor("rollout")
     environment = {"env_vars": dict(members["engine"].environment)}
     raw: Any = ray.remote(RawEngine).options(num_cpus=0, runtime_env=environment).remote(context)
@@ -129,7 +131,7 @@ def measure(config: Config, arguments: argparse.Namespace) -> None:
         "tokens_each": config.rollout.max_new_tokens,
     }
     finish("rollout", sides, ratio, "tokens/s", facts, arguments.json)
-    groups.kill(groups.names)
+    groups.discard()
     disconnect()
 
 
