@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.pop("PYTHONUNBUFFERED", None)  # users do not set it, and it hides what is lost in a buffer
 for name in ("RAY_ADDRESS", "MLFLOW_TRACKING_URI", "PREFECT_API_URL", "RLHF_HOME"):
     os.environ.pop(name, None)  # of a stack that happens to run on this machine
 for name in [name for name in os.environ if name.startswith("AWS_")]:
@@ -52,8 +53,16 @@ def prefect_api(home) -> str:
     os.environ.update(keep)
     (home / "prefect-only").mkdir(exist_ok=True)
     with (home / "prefect.log").open("wb") as log:
-        command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(stack.ports.prefect)]
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ, start_new_session=True)
+        command = [
+            sys.executable,
+            "-m",
+            "rlhf_cli.prefect_server",
+            "server",
+            "start",
+            "--port",
+            str(stack.ports.prefect),
+        ]
+        server = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=os.environ, start_new_session=True)
     wait_for_url(f"{stack.prefect_url}/api/health")
     from prefect.settings import PREFECT_API_URL, temporary_settings
 

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 HOST = "127.0.0.1"
@@ -39,16 +40,18 @@ STOP_SECONDS = 20.0
 class S3Server:
     """One server. ``start`` … ``kill`` or ``stop`` … ``restart`` any number of times; what was acknowledged stays."""
 
-    def __init__(self, folder: Path, bucket: str = BUCKET) -> None:
+    def __init__(self, folder: Path, bucket: str = BUCKET, host: str = HOST, within: Sequence[str] = ()) -> None:
+        """``host``: its address. ``within``: command that runs another one where that address is."""
         self.folder = Path(folder)
         self.bucket = bucket
+        self._host, self._within = host, within
         self._ports = _free_ports(5)  # kept over restarts
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
         """The URL of the S3 API."""
-        return f"http://{HOST}:{self._ports[0]}"
+        return f"http://{self._host}:{self._ports[0]}"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,7 +83,8 @@ class S3Server:
         identities.write_text(json.dumps({"identities": _identities()}))
         s3, master, volume, filer, admin = map(str, self._ports)
         command = [
-            *(_weed(), "-logtostderr=true", "mini", f"-dir={self.folder / 'data'}", f"-ip={HOST}", f"-ip.bind={HOST}"),
+            *(*self._within, _weed(), "-logtostderr=true", "mini", f"-dir={self.folder / 'data'}"),
+            *(f"-ip={self._host}", f"-ip.bind={self._host}"),
             *(f"-s3.port={s3}", f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"),
             *(f"-admin.port={admin}", "-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
             *("-master.telemetry=false", f"-s3.config={identities}", "-s3.autoCreateBucket=false"),

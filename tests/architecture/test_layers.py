@@ -11,22 +11,26 @@ PACKAGES = ("rlhf_core", "tasks", "flows", "rlhf_cli")
 HOME = {
     "vllm": "rlhf_core/generation",
     "deepspeed": "rlhf_core/training",
+    "peft": "rlhf_core/training",
     "ray": "rlhf_core/cluster",
     "pyarrow": "rlhf_core/storage",
     "mlflow": "rlhf_core/lineage",
+    "tensorboard": "rlhf_core/lineage",
+    "wandb": "rlhf_core/lineage",
 }
 HEAVY_IN_FLOWS = ("torch", "ray", "vllm", "deepspeed", "transformers", "pyarrow", "mlflow")
 
 # Top first; a package may import what stands below its line, and nothing on it.
 CORE_LINES = [
     ["cluster"],
-    ["training", "generation"],
+    ["training", "generation", "report", "planning"],
     ["agents", "rewards", "batching", "weights", "lineage", "data"],
     ["storage", "algorithms", "environments", "vision", "processes"],
     ["config", "telemetry"],
     ["records"],
     ["user_file", "chat_text"],
     ["errors"],
+    ["redaction"],
 ]
 LEVEL = {name: depth for depth, line in enumerate(CORE_LINES) for name in line}
 

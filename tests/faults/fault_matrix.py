@@ -32,6 +32,7 @@ OVERRIDES = [
     "rollout.max_new_tokens=16",
     "rollout.publish_groups=1",  # so that a rollout is killed when some groups are published and some are not
     f"vllm.max_num_seqs={SAMPLES}",
+    "train.batch_size=8",  # two optimizer steps: so the ranks are asked for log-probs before
     "train.micro_batch_size=8",
     "run.lease_seconds=300",  # of the actors: they are found again, however slow the machine is
     "reward.functions=[{use: tests/faults/held_reward.py}]",

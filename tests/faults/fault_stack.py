@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+from prefect_http import csrf_headers
 from s3_server import S3Server
 
 from rlhf_cli.stack import Ports, free_port
@@ -132,7 +133,7 @@ class FaultStack:
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("RLHF_HOME") == str(self.home) and process.status() != psutil.STATUS_ZOMBIE:
-                    found += [process] if title in " ".join(process.cmdline()) else []
+                    found += [process] if title in title_of(process) else []
         return found
 
     def server(self, name: str) -> list[psutil.Process]:
@@ -148,7 +149,11 @@ class FaultStack:
 
     def _http(self, method: str, path: str, body: object = None) -> dict[str, object]:
         def answer() -> httpx.Response | None:
-            found = httpx.request(method, f"{self._api}{path}", json=body, timeout=HTTP_SECONDS)
+            try:
+                headers = csrf_headers(self._api) if method == "POST" else {}
+            except httpx.HTTPStatusError:
+                return None
+            found = httpx.request(method, f"{self._api}{path}", json=body, headers=headers, timeout=HTTP_SECONDS)
             return None if found.status_code == BUSY else found  # nothing was done: Prefect's own client asks again too
 
         found = wait_until(answer, COMMAND_SECONDS, f"Prefect answers {path}", pause=1.0)
@@ -171,6 +176,20 @@ class FaultStack:
     @property
     def _api(self) -> str:
         return f"http://127.0.0.1:{self._ports.prefect}/api"
+
+
+def title_of(process: psutil.Process) -> str:
+    """As the process shows itself; "" once it is gone.
+
+    vLLM's engine process is named here where it could not name itself: setproctitle gives up when the first variable of a
+    process's environment has been set again, and which one is the first nobody decides.
+    """
+    try:
+        line = " ".join(process.cmdline())
+        above = process.parent() if "multiprocessing.spawn" in line else None
+        return "VLLM::EngineCore" if above and above.cmdline()[0].startswith("ray::EngineWorker") else line
+    except psutil.Error:
+        return ""
 
 
 def kill(processes: list[psutil.Process]) -> None:

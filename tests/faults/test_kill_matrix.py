@@ -10,7 +10,7 @@ import pytest
 from fault_matrix import ITERATIONS, PROMPTS, RANKS, STAGES, VICTIMS, MatrixRun, bring_back, iteration_of, strike
 from fault_stack import FaultStack
 
-pytestmark = [pytest.mark.matrix, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")

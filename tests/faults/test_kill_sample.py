@@ -16,7 +16,7 @@ import sys
 
 import psutil
 import pytest
-from fault_stack import HOLDS, ROOT, kill, wait_until
+from fault_stack import HOLDS, ROOT, kill, title_of, wait_until
 
 from flows.train import train
 from rlhf_core.records import Stage
@@ -30,6 +30,7 @@ SMALL = [
     "rollout.batch_size=8",
     "rollout.n_samples_per_prompt=4",
     "rollout.publish_groups=1",
+    "train.batch_size=16",  # two optimizer steps: so the ranks are asked for log-probs before
     "vllm.max_num_seqs=4",  # groups finish one after the other, each in a shard of its own
     "eval.dataset=[]",
     "ckpt.save_steps=-1",  # so that a dead policy is re-made from the recorded updates alone
@@ -142,14 +143,6 @@ def disturb(run, store):
     kill(left)
     assert not alive, "workers outlived the run that began them, and its Ray"
     return published
-
-
-def title_of(process):
-    """As the process shows itself; "" once it is gone."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def digests(store):

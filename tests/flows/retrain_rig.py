@@ -127,7 +127,8 @@ class Rig:
         (folder / "config.json").write_text(run.run_id)
         files = CheckpointStore(store).add_files(1, folder, "hf")
         CheckpointStore(store).commit(1, {"digest": f"weights of {run.run_id}", **stamp}, files)
-        _tell(run, True)
+        for telling in run.tellings:
+            _tell(run, telling, over=True, leaving=False)
         store.write_end(1)
 
     def other_process(self):

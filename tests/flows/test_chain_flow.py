@@ -3,16 +3,23 @@
 sft ─▶ reward ─▶ ppo          each one iteration of two optimizer steps
 """
 
+import asyncio
 import json
+import os
+import signal
+from typing import Any
 
 import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.exceptions import CancelledRun
 
 from flows import chain as chain_flow
+from flows.stopping import heeding_signals, stopped
+from rlhf_core.cluster.placement import Node
 from rlhf_core.config import parse_config, parse_supervised_config
 from rlhf_core.data import models_of, supervised_models_of
-from rlhf_core.errors import ConfigError
+from rlhf_core.errors import ConfigError, RunStoppedError
 from rlhf_core.records import Stage, StageManifest
 from rlhf_core.storage import RunStore
 from tasks import chain as chain_tasks
@@ -45,13 +52,14 @@ STAGES = [
 
 ran: list[str] = []
 breaks: list[str] = []  # runs that fail after they have begun, once for each entry
+stops: list[str] = []  # runs in which their process is asked to end, once for each entry
 
 
 def scripted(name):
     """A flow that does what ``rlhf/name`` would leave in the log."""
 
     @flow(name="rlhf", persist_result=False)
-    async def stage(config: dict, overrides: list | None = None, run_id: str = "", resume: str = "if-present") -> None:
+    async def stage(config: dict, overrides: list | None = None, run_id: str = "", resume: str = "if-present") -> Any:
         ran.append(run_id)
         method = METHODS.get(name)
         checked = parse_supervised_config(config) if method else parse_config(config)
@@ -70,12 +78,20 @@ def scripted(name):
         if run_id in breaks:
             breaks.remove(run_id)
             raise RuntimeError(f"{run_id} fails on purpose")
+        if run_id in stops:
+            stops.remove(run_id)
+            with heeding_signals() as stopping:
+                os.kill(os.getpid(), signal.SIGUSR1)
+                while not stopping.asked:
+                    await asyncio.sleep(0.01)
+            return stopped(RunStoppedError(f"run {run_id} was asked to end"))
         metrics = {"reward/mean": 0.5} if name == "train" else {"train/loss": 2.0}
         body = {"seconds": 1.0, "optimizer_steps": 2, "metrics": metrics}
         store.commit(StageManifest(run_id, 0, Stage.UPDATE, (), 0, 0, 0, body=body))
         for version in (0, 1) if name == "reward-model" else ():
             store.write_evaluation(version, {"version": version, "metrics": {"eval/accuracy": 0.5 + version / 4}})
         store.write_end(1)
+        return None
 
     return stage
 
@@ -92,8 +108,9 @@ def pinned(user, spec):
 def _stages(monkeypatch):
     ran.clear()
     breaks.clear()
+    stops.clear()
     monkeypatch.setattr(chain_flow, "FLOWS", {name: scripted(name) for name in chain_flow.FLOWS})
-    monkeypatch.setattr(chain_tasks, "connect", lambda address: {"CPU": 2})
+    monkeypatch.setattr(chain_tasks, "connect", lambda address: [Node("here", 2, 0)])
 
 
 @pytest.fixture
@@ -138,6 +155,18 @@ async def test_the_artifact_shows_both(prefect_api, common) -> None:
     lines = artifact.data.splitlines()
     assert "| reward | shown-reward | 1 | 2 | eval/accuracy | 0.5 | 0.75 |" in lines
     assert "└─ reward: version 1 of shown-reward: reward model on pairs.jsonl (fingerprint of-reward-mo)" in lines
+
+
+async def test_a_chain_that_is_asked_to_end_stops_with_its_stage_and_goes_on_there(prefect_api, common) -> None:
+    stops.append("asked-reward")
+    with pytest.raises(CancelledRun, match="chain asked was asked to end, and did in stage reward: the same chain id"):
+        await go(common, "asked")
+    assert ran == ["asked-sft", "asked-reward"]
+
+    result = await go(common, "asked", resume="must")
+
+    assert ran == ["asked-sft", "asked-reward", "asked-reward", "asked-ppo"]
+    assert [stage["version"] for stage in result["stages"]] == [1, 1, 1]
 
 
 async def test_a_chain_that_broke_goes_on_with_the_stage_that_broke(prefect_api, common) -> None:

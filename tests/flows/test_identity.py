@@ -5,20 +5,28 @@ plain          no                  gets the right one, not the first    keyed by
 deployed       yes                 gets the right one                   the same run on every attempt
 """
 
+import asyncio
+
 import pytest
 from prefect import flow, get_client
 from prefect.client.schemas.objects import StateType
 
 from flows.identity import run_child
+from flows.overlapping import Overlapping
 
 ran: list[int] = []
 fail_at: set[int] = set()
+waits_at: set[int] = set()
 
 
 @flow(name="child-of-a-test", persist_result=False)
 async def child(k: int) -> None:
     ran.append(k)
+    if k in waits_at:
+        await asyncio.sleep(60)
     if k in fail_at:
+        while waits_at - set(ran):
+            await asyncio.sleep(0.05)
         raise RuntimeError(f"iteration {k} fails on purpose")
 
 
@@ -32,6 +40,7 @@ async def parent(key: str, start: int, stop: int) -> None:
 def clean():
     ran.clear()
     fail_at.clear()
+    waits_at.clear()
 
 
 async def runs_of(key: str) -> dict[str, list[tuple[str, int]]]:
@@ -90,3 +99,24 @@ async def test_deployed_child_stands_below_its_parent(prefect_api, clean) -> Non
         above = await client.read_flow_run(tracking.flow_run_id)
         flow_above = await client.read_flow(above.flow_id)
     assert flow_above.name == "parent-of-a-test"
+    assert tracking.name == "below iteration 0", "the timeline shows the placeholder under a random name"
+
+
+@flow(name="parent-of-two-at-once", persist_result=False)
+async def two_at_once(key: str) -> None:
+    async with Overlapping() as children:
+        for k in range(2):
+            children.start(run_child(child, "iteration", f"{key}/{k:06d}", f"{key} iteration {k}", {"k": k}))
+
+
+@pytest.mark.stack
+async def test_a_child_that_is_ended_by_the_failure_of_another_is_cancelled_not_crashed(prefect_api, clean) -> None:
+    await deploy()
+    fail_at.add(1)
+    waits_at.add(0)
+
+    with pytest.raises(RuntimeError, match="iteration 1 fails on purpose"):
+        await two_at_once("together")
+
+    states = {name: found[0][0] for name, found in (await runs_of("together")).items()}
+    assert states == {"together iteration 0": "CANCELLED", "together iteration 1": "FAILED"}

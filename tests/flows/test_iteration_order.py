@@ -1,10 +1,12 @@
 """In which order an iteration does its steps."""
 
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from flows import iteration
+from tasks.order import StepOrder
 
 STEPS = (
     "rollout",
@@ -33,7 +35,7 @@ def acts(monkeypatch):
 
     @asynccontextmanager
     async def opened(*arguments):
-        yield "the run"
+        yield SimpleNamespace(run_id="run", order=StepOrder(SimpleNamespace(rollout_lag=0, fills_batches=False)))
 
     def asked(run, version):
         done.append("is a checkpoint due?")

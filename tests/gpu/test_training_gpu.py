@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "pipeline"))
-
 import training_cases as cases
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -32,6 +26,21 @@ def test_gradient_equals_the_naive_one_on_cpu(ranks, tiny_model, stage, size):
     [gradient] = ranks.run(cases.gradient, str(tiny_model), rows, settings)
 
     assert cases.largest_difference(gradient, expected) < 1e-4  # other kernels sum in another order
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_packed_rows_give_the_gradient_of_padded_ones(ranks, tiny_model, attention):
+    """In bf16, the type that FlashAttention takes."""
+    if attention == "flash_attention_2":
+        pytest.importorskip("flash_attn")
+    rows = cases.experiences(lengths=[3, 90, 17, 40, 8, 61, 5, 24])
+    settings = ["ds.param_dtype=bf16", f"ds.attn_implementation={attention}"]
+    [padded] = ranks.run(cases.gradient, str(tiny_model), rows, settings)
+
+    [packed] = ranks.run(cases.gradient, str(tiny_model), rows, [*settings, "ds.packing_samples=true"])
+
+    largest = max(abs(gradient).max() for gradient in padded.values())
+    assert cases.largest_difference(packed, padded) < 0.05 * largest  # bf16 has 8 bits
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

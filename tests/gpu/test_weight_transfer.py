@@ -4,48 +4,19 @@ import asyncio
 
 import pytest
 import torch
+from engine_rig import ModelSource
+from local_group import LocalGroup
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.generation.engine import VllmEngine
 from rlhf_core.generation.senders import Rendezvous, TransferSender
 from rlhf_core.generation.settings import EngineSettings
 from rlhf_core.records import GenerateRequest, SamplingParams
-from rlhf_core.weights import TensorMeta
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-
-
-class ModelSource:
-    def __init__(self, model):
-        self.model = model
-
-    def metadata(self):
-        return [TensorMeta(name, p.dtype, tuple(p.shape)) for name, p in self.model.named_parameters()]
-
-    def __iter__(self):
-        return iter((name, p.detach()) for name, p in self.model.named_parameters())
-
-
-class LocalGroup:
-    """One engine on the event loop of the test; the sender calls from another thread, as a training rank would."""
-
-    num_engines = 1
-
-    def __init__(self, engine):
-        self._engine = engine
-        self._loop = asyncio.get_running_loop()
-
-    def init_weight_transfer(self, init_infos):
-        self._wait(self._engine.init_weight_transfer(init_infos[0]))
-
-    def update_weights(self, update):
-        self._wait(self._engine.update_weights(update))
-
-    def _wait(self, coroutine):
-        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
 
 
 @pytest.mark.parametrize(

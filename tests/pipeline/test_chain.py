@@ -7,7 +7,7 @@ from flows.chain import chain
 from rlhf_core.lineage import ancestry
 from rlhf_core.storage import CheckpointStore, RunStore, trajectories
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.examples, pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
 
 CONFIG = "configs/chain_tiny_cpu.yaml"
 STAGES = ("sft", "reward", "ppo")

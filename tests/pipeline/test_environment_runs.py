@@ -28,6 +28,7 @@ def rows_of(store):
     return store.read_trajectories(store.stage(0, Stage.ROLLOUT)[0].parts)
 
 
+@pytest.mark.examples
 async def test_environments_mixed_by_ratios_each_with_its_numbers(finish):
     store = await finish("environments_tiny_cpu", "rollout.batch_size=4", "rollout.n_samples_per_prompt=2")
 

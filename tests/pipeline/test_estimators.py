@@ -12,7 +12,7 @@ from rlhf_core.records import Stage
 from rlhf_core.storage import RunStore
 from tasks.lineage import iteration_metrics
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.examples, pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
 
 ITERATIONS = 7
 FASTER = [f"train.max_iterations={ITERATIONS}", "eval.dataset=[]", "ckpt.save_hf=false", "run.cpu_threads=1"]

@@ -5,123 +5,31 @@ The references are Hugging Face forward passes in fp32 on the very token ids tha
 
 import asyncio
 import dataclasses
-import json
-import random
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from engine_rig import CONTEXT, ModelSource, generate, prompt_of, request
 
 from rlhf_core.errors import GenerationError, WeightSyncError, WorkerError
 from rlhf_core.generation.engine import VllmEngine
 from rlhf_core.generation.senders import ShmSender
-from rlhf_core.generation.settings import EngineSettings
 from rlhf_core.records import GenerateRequest, SamplingParams, StopReason
-from rlhf_core.weights import TensorMeta
 
 pytestmark = pytest.mark.pipeline
 
-EOS, SECOND_EOS = 258, 65  # the tiny model's own, and one that only its generation config knows
-CONTEXT = 512
+EOS, SECOND_EOS = 258, 65  # the tiny model's own, and one that only its generation config knows (conftest.py)
 
 
-class ModelSource:
-    """The parameters of a Hugging Face model, as the trainer would send them: tied tensors once."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def metadata(self):
-        return [TensorMeta(name, p.dtype, tuple(p.shape)) for name, p in self.model.named_parameters()]
-
-    def __iter__(self):
-        return iter((name, p.detach()) for name, p in self.model.named_parameters())
-
-
-class Rig:
-    """An engine, the folder of its model, and a way to give it other weights."""
-
-    def __init__(self, engine: VllmEngine, folder: Path):
-        self.engine = engine
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.sender = ShmSender(ModelSource(self.model), tag=f"test-{id(self)}", rank=0)
-
-    async def new_weights(self, seed: int, scale: float = 0.1):
-        """Draw weights far from those before, and sync them as the next version."""
-        draw_weights(self.model, seed, scale)
-        await self.engine.update_weights(self.sender.send(self.engine.version + 1))
-
-    def logprobs(self, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> np.ndarray:
-        return reference_logprobs(self.model, prompt, token_ids, temperature)
-
-
-@torch.no_grad()
-def draw_weights(model, seed: int, scale: float) -> None:
-    """Matrices from N(0, scale): .1 gives peaked distributions, so stale weights are far off; .02 gives flat ones."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
-
-
-@torch.no_grad()
-def reference_logprobs(model, prompt, token_ids, temperature=1.0) -> np.ndarray:
-    logits = model(torch.tensor([prompt + token_ids])).logits[0, len(prompt) - 1 : -1]
-    logprobs = torch.log_softmax(logits / temperature, dim=-1)
-    return logprobs.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
-
-
-@pytest.fixture(scope="module")
-def model_folder(tiny_model, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("models") / "two-eos"
-    shutil.copytree(tiny_model, folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, SECOND_EOS], "temperature": 0.3}))
-    return folder
-
-
-@pytest.fixture(scope="module")
-async def rig(model_folder):
-    engine = VllmEngine(
-        EngineSettings(
-            model=str(model_folder),
-            dtype="float32",
-            max_model_len=CONTEXT,
-            max_num_seqs=64,
-            device="cpu",
-            sync_backend="shm",
-            cpu_kv_cache_gib=0.5,
-            cpu_threads=2,  # with one, results do not depend on the batch and repeating them would prove nothing
-        )
-    )
-    await engine.start(version=0)
-    rig = Rig(engine, model_folder)
-    yield rig
-    rig.sender.close()
-    await engine.shutdown()
-
-
-def prompt_of(length: int, seed: int = 0) -> list[int]:
-    """ASCII without small letters, so that no stop string and no unfinished character stands in it."""
-    return random.Random(seed).choices(range(32, 97), k=length)
-
-
-def request(prompt, seed=0, name="r", **sampling) -> GenerateRequest:
-    return GenerateRequest(name, prompt, SamplingParams(**{"max_tokens": 32, "seed": seed, **sampling}), affinity="g")
+@pytest.fixture
+def rig(engine_rig):
+    return engine_rig
 
 
 def groups(num_prompts: int, samples: int, seed: int = 0, **sampling) -> list[GenerateRequest]:
     prompts = [prompt_of(5 + 7 * index % 90, seed + index) for index in range(num_prompts)]
     return [request(p, 100 * i + j, f"{i}.{j}", **sampling) for i, p in enumerate(prompts) for j in range(samples)]
-
-
-async def generate(rig: Rig, requests):
-    found = dict([pair async for chunk in rig.engine.generate_many(requests) for pair in chunk])
-    assert sorted(found) == list(range(len(requests)))
-    return [found[index] for index in range(len(requests))]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -160,29 +68,6 @@ async def test_new_weights_speak_and_no_cache_of_the_old_ones_case_34(rig):
     assert np.abs(rig.logprobs(prompt, after.token_ids) - after.logprobs).max() < 1e-5
     assert np.abs(rig.logprobs(prompt, before.token_ids) - before.logprobs).max() > 1  # the old weights are far off
     assert [g.version_spans for g in (before, after)] == [[(0, 32, version)], [(0, 32, version + 1)]]
-
-
-async def test_an_update_in_mid_answer_splits_the_spans_case_31(rig):
-    """Tokens before the pause are the old policy's, those after it the new one's on a recomputed cache."""
-    await rig.new_weights(seed=4)
-    version, prompt = rig.engine.version, prompt_of(30)
-    old = AutoModelForCausalLM.from_config(rig.model.config)
-    old.load_state_dict(rig.model.state_dict())
-    running = asyncio.create_task(rig.engine.generate(request(prompt, max_tokens=400, ignore_eos=True)))
-    await tokens_spoken(rig.engine, 5)
-
-    await rig.new_weights(seed=5)
-    generation = await running
-
-    first, second = generation.version_spans
-    assert (first.start, first.version, second.end, second.version) == (0, version, 400, version + 1)
-    assert first.end == second.start
-    spoken = np.array(generation.logprobs)
-    by_old = reference_logprobs(old, prompt, generation.token_ids)
-    by_new = rig.logprobs(prompt, generation.token_ids)
-    assert np.abs(spoken - by_old)[: first.end].max() < 1e-4
-    assert np.abs(spoken - by_new)[first.end :].max() < 1e-4
-    assert np.abs(by_new - by_old).max() > 1
 
 
 async def tokens_spoken(engine: VllmEngine, count: int) -> None:

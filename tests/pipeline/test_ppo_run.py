@@ -141,6 +141,7 @@ async def test_a_checkpoint_holds_both_models_and_the_average(calm, tmp_path) ->
     assert any(not torch.equal(weight, policy[name]) for name, weight in average.items())
 
 
+@pytest.mark.examples
 async def test_a_dead_critic_is_made_again_and_changes_nothing(calm, tmp_path) -> None:
     """From the recorded updates alone: the policy's first one changes nothing then, too."""
     store = RunStore("disturbed", str(tmp_path))

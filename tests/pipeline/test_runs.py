@@ -4,10 +4,12 @@ run      seed   log      what it is for
 first    1      local    everything that a run leaves behind
 again    1      S3       the same, bit for bit
 other    2      local    not the same
+turns    1      local    the same, bit for bit, though its models take turns on their GPUs, which a CPU stands for
 """
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from flows.replay import replay
 from flows.train import train
 from rlhf_core.errors import ConfigError
 from rlhf_core.records import Stage
-from rlhf_core.storage import CheckpointStore, RunStore, trajectories
+from rlhf_core.storage import CheckpointStore, RunStore, read_attempts, trajectories
 from tasks.report import artifact_key
 
 pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
@@ -158,6 +160,15 @@ async def test_same_seed_gives_the_same_run_bit_for_bit(finish, s3) -> None:
     assert first.digests == again.digests
 
 
+@pytest.mark.examples
+async def test_models_that_take_turns_change_no_bit(finish) -> None:
+    """Engines lose their weights in each sleep, and ranks all that they hold: nothing is used while it is away."""
+    shared = ["train.colocate_all=true", "vllm.enable_sleep=true", "vllm.sleep_level=2", "ds.enable_sleep=true"]
+    first, turns = await finish("first"), await finish("turns", *shared, "ref.offload=true")
+
+    assert turns.digests == first.digests
+
+
 async def test_a_run_on_s3_leaves_checkpoints_that_load_and_no_key_anywhere(finish, s3, home, tmp_path) -> None:
     """CASE 119: nor in its log, in Prefect, in MLflow, or in what the servers write."""
     first, again = await finish("first"), await finish("again", root=f"s3://{s3.bucket}/pipeline")
@@ -173,6 +184,7 @@ async def test_a_run_on_s3_leaves_checkpoints_that_load_and_no_key_anywhere(fini
     assert not any(s3.environment["AWS_SECRET_ACCESS_KEY"].encode() in data for data in written)
 
 
+@pytest.mark.examples
 async def test_another_seed_gives_another_run(finish) -> None:
     first, other = await finish("first"), await finish("other", "train.seed=2")
 
@@ -261,6 +273,28 @@ async def test_trajectories_can_be_asked(finish) -> None:
 
     assert len(rows) == 5
     assert all(row["reward"] is not None for row in rows)
+
+
+async def test_the_report_is_with_mlflow_and_linked(finish, mlflow_uri, tmp_path) -> None:
+    from mlflow import MlflowClient
+
+    run = await finish("first")
+    client = MlflowClient(mlflow_uri)
+    experiment = client.get_experiment_by_name("rlhf").experiment_id
+    [tracked] = client.search_runs([experiment], "tags.`rlhf.run_id` = 'first'")
+
+    page = Path(client.download_artifacts(tracked.info.run_id, "report.html", str(tmp_path))).read_text()
+    async with get_client() as prefect:
+        key = ArtifactFilterKey(any_=[artifact_key("first", "report")])
+        [link] = await prefect.read_artifacts(artifact_filter=ArtifactFilter(key=key))
+
+    assert f"{tracked.info.run_id}/artifacts/report.html" in link.data
+    for shown in ("finished", "KL from the reference", "Trainer and engine disagree", "Balanced in every iteration."):
+        assert shown in page
+    assert page.count("<title>sync of iteration") == ITERATIONS
+    attempt = read_attempts(run.store)[0]
+    assert (attempt.error, attempt.restarts) == (None, ())
+    assert attempt.ended_at > attempt.started_at
 
 
 async def test_starting_a_finished_run_again_changes_nothing(finish, root, mlflow_uri) -> None:

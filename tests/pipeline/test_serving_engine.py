@@ -8,6 +8,7 @@ import asyncio
 import base64
 import hashlib
 import io
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ import openai
 import pytest
 import torch
 import vision_rows
+from engine_rig import HaltingSettings, halt_at, halted
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.agents.sessions import export_segments
@@ -23,7 +25,6 @@ from rlhf_core.generation.engine import VllmEngine
 from rlhf_core.generation.senders import ShmSender
 from rlhf_core.generation.serving.options import ServerOptions
 from rlhf_core.generation.serving.server import SessionServer
-from rlhf_core.generation.settings import EngineSettings
 from rlhf_core.records import GenerateRequest, SamplingParams, SessionRequest, StopReason
 from rlhf_core.vision import VisionProcessor
 from rlhf_core.weights import TensorMeta
@@ -65,23 +66,31 @@ class Rig:
         record = await self.server.close_session(name)
         return record, export_segments(record)
 
-    @torch.no_grad()
     def worst(self, row):
         """The largest difference of a row's log-probs from the model's."""
-        logits_TV = self.model(torch.tensor([row.token_ids])).logits[0] / TEMPERATURE
-        logprobs_TV = torch.log_softmax(logits_TV, dim=-1)
-        found = [
-            float(logprobs_TV[place - 1, row.token_ids[place]]) - row.logprobs[place]
-            for start, end in row.action_ranges
-            for place in range(start, end)
-        ]
-        return float(np.abs(found).max())
+        return max(worst(self.model, row, start, end) for start, end in row.action_ranges)
+
+    def copy_of_model(self):
+        copy = AutoModelForCausalLM.from_config(self.model.config)
+        copy.load_state_dict(self.model.state_dict())
+        return copy
+
+
+@torch.no_grad()
+def worst(model, row, start, end):
+    """The largest difference of a row's log-probs from a model's, from ``start`` to ``end``."""
+    logits_TV = model(torch.tensor([row.token_ids])).logits[0, start - 1 : end - 1] / TEMPERATURE
+    ids = torch.tensor(row.token_ids[start:end])
+    own = torch.log_softmax(logits_TV, dim=-1).gather(-1, ids[:, None])[:, 0]
+    return float(np.abs(own.numpy() - row.logprobs[start:end]).max())
 
 
 @pytest.fixture(scope="module")
-async def rig(tiny_model):
-    settings = EngineSettings(
-        str(tiny_model), "float32", 1024, 64, device="cpu", sync_backend="shm", cpu_kv_cache_gib=0.25, cpu_threads=2
+async def rig(tiny_model, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models") / "served"
+    shutil.copytree(tiny_model, folder)
+    settings = HaltingSettings(
+        str(folder), "float32", 1024, 64, device="cpu", sync_backend="shm", cpu_kv_cache_gib=0.25, cpu_threads=2
     )
     engine = VllmEngine(settings)
     await engine.start(version=0)
@@ -137,27 +146,40 @@ async def test_branches_of_several_choices(rig) -> None:
     assert max(rig.worst(row) for row in rows) < 1e-3
 
 
-async def test_new_weights_between_and_during_calls(rig) -> None:
+async def test_new_weights_between_and_during_calls_case_31(rig) -> None:
+    """The second call streams while they change, and says 5 of its 24 tokens before; the third goes on from both."""
     before = rig.engine.version
     client = await rig.client("versions")
+    spoke = {before: rig.copy_of_model()}
     said, _ = await say(client, [user("hello")])
     await rig.new_weights(2)
-    stream = await client.chat.completions.create(
-        model="policy", messages=[user("hello"), said, user("b")], stream=True, extra_body={"ignore_eos": True}
-    )
-    async for _ in stream:
-        break
+    spoke[before + 1] = rig.copy_of_model()
+    halt_at(rig.engine, 5)
+    streaming = asyncio.create_task(streamed(client, [user("hello"), said, user("b")]))
+    await halted(rig.engine)
     await rig.new_weights(3)
-    async for _ in stream:
-        pass
+    spoke[before + 2] = rig.model
+    second = {"role": "assistant", "content": await streaming}
+    await say(client, [user("hello"), said, user("b"), second, user("c")])
 
     record, [row] = await rig.rows("versions")
 
-    first, second = record.calls
-    assert [span.version for span in first.version_spans] == [before]
-    assert {span.version for span in second.version_spans} <= {before + 1, before + 2}
-    assert second.version_spans[0].version == before + 1
-    assert sum(span.end - span.start for span in row.version_spans) == len(first.token_ids) + len(second.token_ids)
+    assert [call.version_spans for call in record.calls] == [
+        ((0, 24, before),),
+        ((0, 5, before + 1), (5, 24, before + 2)),
+        ((0, 24, before + 2),),
+    ]
+    assert [call.continued for call in record.calls] == [False, True, True]
+    assert sum(span.end - span.start for span in row.version_spans) == 3 * 24
+    for start, end, version in row.version_spans:
+        assert worst(spoke[version], row, start, end) < 1e-3
+
+
+async def streamed(client, messages) -> str:
+    stream = await client.chat.completions.create(
+        model="policy", messages=messages, stream=True, extra_body={"ignore_eos": True}
+    )
+    return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
 
 async def test_a_disconnected_client_frees_the_engine(rig) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from victims import kill
 
 from flows.dpo import dpo
@@ -49,13 +50,19 @@ def root(s3):
 
 
 @pytest.fixture(scope="session")
-def finish(prefect_api, mlflow_uri, ray_cluster, root):
+def curves(tmp_path_factory):
+    """Where the runs draw."""
+    return tmp_path_factory.mktemp("curves")
+
+
+@pytest.fixture(scope="session")
+def finish(prefect_api, mlflow_uri, ray_cluster, root, curves):
     """Run something to its end, each run once per session."""
     done = {}
 
     async def run(method, run_id, model="builtin:tiny", rows="sft", **sections):
         if run_id not in done:
-            places = [f"storage.root={root}", f"logger.mlflow_uri={mlflow_uri}"]
+            places = [f"storage.root={root}", f"logger.mlflow_uri={mlflow_uri}", f"logger.tensorboard_dir={curves}"]
             result = await FLOWS[method](config(model, rows, **sections), places, run_id)
             assert result["version"] == ITERATIONS
             done[run_id] = RunStore(run_id, root)
@@ -99,6 +106,17 @@ async def test_a_finished_run_is_not_trained_again(finish, mlflow_uri, root) -> 
     assert store.iterations() == list(range(ITERATIONS))
 
 
+async def test_tensorboard_has_its_curves(finish, curves) -> None:
+    store = await finish("sft", "sft")
+
+    reader = EventAccumulator(str(curves / "sft"))
+    reader.Reload()
+    losses = [body["metrics"]["train/loss"] for body in updates(store)]
+    points = [(point.step, point.value) for point in reader.Scalars("train/loss")]
+    assert points == [(k, pytest.approx(loss)) for k, loss in enumerate(losses)]
+    assert [point.step for point in reader.Scalars("eval/loss")] == list(range(ITERATIONS + 1))
+
+
 async def test_another_configuration_or_method_is_refused(finish, root) -> None:
     await finish("sft", "sft")
 
@@ -108,6 +126,7 @@ async def test_another_configuration_or_method_is_refused(finish, root) -> None:
         await dpo(config("builtin:tiny", "pairs"), [f"storage.root={root}"], "sft")
 
 
+@pytest.mark.examples
 async def test_a_killed_rank_is_made_again_and_changes_nothing(finish, root) -> None:
     calm = await finish("sft", "sft")
     disturbed = RunStore("disturbed", root)
@@ -125,6 +144,7 @@ async def test_a_killed_rank_is_made_again_and_changes_nothing(finish, root) -> 
     assert CheckpointStore(disturbed).get(ITERATIONS)["digest"] == digests(calm)[-1]
 
 
+@pytest.mark.examples
 async def test_a_run_of_two_ranks_goes_on_with_one(finish, mlflow_uri, root, tmp_path) -> None:
     """The ranks of the first attempt live on; those that the run no longer has are ended too."""
     calm, store = await finish("sft", "sft"), RunStore("moved", root)

@@ -157,12 +157,12 @@ def waits(rank, model, rows, frozen_updates, overrides):
 # --- values
 
 
-@pytest.mark.parametrize("stage", [ZERO_2, ZERO_3])
-def test_values_are_those_of_a_naive_forward_pass(one_rank, model, stage):
-    """Padding, several lengths, and a row without actions."""
+@pytest.mark.parametrize("overrides", [(ZERO_2,), (ZERO_3,), (ZERO_3, "ds.packing_samples=true")])
+def test_values_are_those_of_a_naive_forward_pass(one_rank, model, overrides):
+    """Padding or none, several lengths, and a row without actions."""
     hf, rows = hugging_face(model), [cases.experience(i, n) for i, n in enumerate([1, 9, 4])]
 
-    [scored] = one_rank.run(values, model, [*rows, cases.experience(3, 0)], [stage, "rollout.micro_batch_size=3"])
+    [scored] = one_rank.run(values, model, [*rows, cases.experience(3, 0)], [*overrides, "rollout.micro_batch_size=3"])
 
     for i, row in enumerate(rows):
         [(start, end)] = row.action_ranges
@@ -201,10 +201,14 @@ def test_gradient_does_not_depend_on_micro_batches_case_55(one_rank, model, rows
 
 
 @pytest.mark.parametrize("stage", [ZERO_2, ZERO_3])
-@pytest.mark.parametrize(("count", "size"), [(8, 4), (3, 1)])
-def test_gradient_does_not_depend_on_the_number_of_ranks_case_47_and_55(two_ranks, model, rows, stage, count, size):
+@pytest.mark.parametrize(("count", "size", "packs"), [(8, 4, False), (3, 1, False), (8, 3, True)])
+def test_gradient_does_not_depend_on_the_number_of_ranks_case_47_and_55(
+    two_ranks, model, rows, stage, count, size, packs
+):
     """Of three rows one rank has one, and repeats it."""
-    both = two_ranks.run(gradient, model, rows[:count], [stage, f"train.micro_batch_size={size}"])
+    settings = [stage, f"train.micro_batch_size={size}", f"ds.packing_samples={packs}"]
+
+    both = two_ranks.run(gradient, model, rows[:count], settings)
 
     expected = naive_gradient(model, rows[:count])
     assert all(relative_difference(found, expected) < 1e-6 for found in both)

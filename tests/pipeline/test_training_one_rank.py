@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 import training_cases as cases
 
+from rlhf_core.algorithms.corrections import Mismatch
 from rlhf_core.training.policy import HALF_UPDATED
 
 pytestmark = pytest.mark.pipeline
 
 ZERO_0, ZERO_1, ZERO_2, ZERO_3 = (f"ds.zero_stage={stage}" for stage in range(4))
 BF16 = "ds.param_dtype=bf16"
+PACKED = ("ds.packing_samples=true",)
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,15 @@ def test_gradient_does_not_depend_on_the_zero_stage(ranks, model, rows, expected
         ("ds.logprob_chunk=3",),
         ("actor.gradient_checkpointing_enable=true",),
         ("actor.gradient_checkpointing_enable=true", ZERO_3),
+        (*PACKED, "train.micro_batch_size=3"),
+        (*PACKED, "actor.gradient_checkpointing_enable=true", ZERO_3),
+        (
+            *PACKED,
+            "train.dynamic_batch_enable=true",
+            "train.max_tokens_per_gpu=24",
+            "data.max_len=24",
+            "rollout.max_new_tokens=9",
+        ),
     ],
 )
 def test_gradient_does_not_depend_on_how_memory_is_saved(ranks, model, rows, expected, overrides):
@@ -75,15 +87,17 @@ def test_row_without_actions_changes_nothing_case_53(ranks, model, rows, expecte
     assert cases.largest_difference(gradient, expected) < 1e-6
 
 
-@pytest.mark.parametrize("stage", [ZERO_2, ZERO_3])
-def test_logprobs_are_those_of_a_naive_forward_pass(ranks, model, stage):
-    """Padding, several lengths, several temperatures, and a row without actions."""
+@pytest.mark.parametrize("overrides", [(ZERO_2,), (ZERO_3,), (ZERO_3, *PACKED)])
+def test_logprobs_are_those_of_a_naive_forward_pass(ranks, model, overrides):
+    """Padding or none, several lengths, several temperatures, and a row without actions."""
     from transformers import AutoModelForCausalLM
 
     hf = AutoModelForCausalLM.from_pretrained(model)
     rows = [cases.experience(i, n, temperature=t) for i, (n, t) in enumerate([(1, 1.0), (9, 0.5), (4, 1.3)])]
 
-    [scored] = ranks.run(cases.logprobs, model, [*rows, cases.experience(3, 0)], [stage, "rollout.micro_batch_size=3"])
+    [scored] = ranks.run(
+        cases.logprobs, model, [*rows, cases.experience(3, 0)], [*overrides, "rollout.micro_batch_size=3"]
+    )
 
     for i, row in enumerate(rows):
         [(start, end)] = row.action_ranges
@@ -92,11 +106,11 @@ def test_logprobs_are_those_of_a_naive_forward_pass(ranks, model, stage):
     assert scored[3].tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("stage", [ZERO_2, ZERO_3])
-def test_reference_scores_as_the_policy_does_at_its_start(ranks, model, rows, stage):
-    [policy] = ranks.run(cases.logprobs, model, rows, [stage])
+@pytest.mark.parametrize("overrides", [(ZERO_2,), (ZERO_3,), (ZERO_2, *PACKED), (ZERO_3, *PACKED)])
+def test_reference_scores_as_the_policy_does_at_its_start(ranks, model, rows, overrides):
+    [policy] = ranks.run(cases.logprobs, model, rows, overrides)
 
-    [reference] = ranks.run(cases.reference_logprobs, model, rows, [stage])
+    [reference] = ranks.run(cases.reference_logprobs, model, rows, overrides)
 
     assert all(np.array_equal(policy[i], reference[i]) for i in range(len(rows)))
 
@@ -113,7 +127,28 @@ def test_first_ratio_is_one_at_another_temperature_case_62(ranks, model):
     assert reports[0].mismatch == 0
 
 
-@pytest.mark.parametrize("overrides", [(ZERO_0,), (ZERO_2,), (ZERO_3,), (ZERO_2, BF16)])
+@pytest.mark.parametrize("overrides", [(ZERO_2,), (ZERO_3, *PACKED)])
+def test_one_pass_gives_what_two_do(ranks, model, rows, overrides):
+    """The log-probs before the only step: asked for before, or taken from the pass that learns; the engine says others."""
+    overrides = (*overrides, "algo.advantage.is_correction_enable=true", "train.micro_batch_size=3")
+    [scored] = ranks.run(cases.logprobs, model, rows, overrides)
+    asked = [replace(row, old_logprobs=scored[i], rollout_logprobs=scored[i] * 1.3) for i, row in enumerate(rows)]
+    taken = [replace(row, old_logprobs=None) for row in asked]
+
+    [one], [two] = (ranks.run(cases.gradient, model, batch, overrides) for batch in (taken, asked))
+    [([report], _)], [([report_of_two], _)] = (
+        ranks.run(cases.updates, model, [rs], overrides) for rs in (taken, asked)
+    )
+
+    assert cases.largest_difference(one, two) < 1e-6
+    log_weights = torch.cat([torch.from_numpy(a.old_logprobs - a.rollout_logprobs)[a.old_logprobs != 0] for a in asked])
+    assert report.advantage_metrics() == pytest.approx(Mismatch.of(log_weights).metrics(), rel=1e-5)
+    assert (report_of_two.advantage_metrics(), report.ratio_max) == ({}, 1)
+    untimed, expected = ({**found.metrics(), "seconds": 0} for found in (report, report_of_two))
+    assert untimed == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("overrides", [(ZERO_0,), (ZERO_2,), (ZERO_3,), (ZERO_2, BF16), (ZERO_2, BF16, *PACKED)])
 def test_a_restored_run_goes_on_bit_for_bit_case_14(ranks, model, tmp_path, overrides):
     batches = [cases.experiences(seed=seed) for seed in range(4)]
     overrides = (*overrides, "actor.lr_scheduler=linear", "train.batch_size=4")
@@ -203,6 +238,29 @@ def test_checkpoint_that_does_not_fit_says_so(ranks, model, tmp_path):
 
     assert "no complete checkpoint" in absent
     assert "zero_stage=2, this run has 3" in misfit
+
+
+class Planted:
+    """Makes a folder when its pickle is read as Python reads pickles."""
+
+    def __init__(self, path):
+        self._path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"])
+def test_checkpoint_that_could_run_code_is_refused(ranks, model, tmp_path, name):
+    ranks.run(cases.continued, model, [cases.experiences()], [ZERO_2], tmp_path / "saved")
+    [file] = (tmp_path / "saved").rglob(name)
+    torch.save({"module": Planted(tmp_path / "ran")}, file)
+
+    [refused] = ranks.run(load_error, model, tmp_path / "saved", [ZERO_2])
+
+    assert "could run code" in refused
+    assert "posix.mkdir" in refused
+    assert not (tmp_path / "ran").exists()
 
 
 def test_an_update_without_rows_changes_nothing(ranks, model, rows):

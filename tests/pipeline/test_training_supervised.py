@@ -293,9 +293,11 @@ def test_three_examples_over_two_ranks_case_47(two_ranks, models, kind):
     assert all(cases.largest_difference(found, expected) < 1e-6 for found in both)
 
 
+@pytest.mark.parametrize("packs", [False, True])
 @pytest.mark.parametrize("kind", METHODS)
-def test_gradient_does_not_depend_on_how_memory_is_saved(one_rank, models, by_hand, kind):
-    settings = ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=32", "data.max_len=16", ZERO_3]
+def test_gradient_does_not_depend_on_how_memory_is_saved(one_rank, models, by_hand, kind, packs):
+    memory = ["train.dynamic_batch_enable=true", "train.max_tokens_per_gpu=32", "data.max_len=16", ZERO_3]
+    settings = [*memory, f"ds.packing_samples={packs}"]
 
     [found] = one_rank.run(
         gradient, kind, models, examples_of(KINDS[kind][0]), [*settings, "model.gradient_checkpointing_enable=true"]

@@ -29,12 +29,17 @@ def test_gradient_does_not_depend_on_the_number_of_ranks_case_55(ranks, model, s
     assert all(cases.largest_difference(gradient, expected) < 1e-6 for gradient in both)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_three_samples_over_two_ranks_case_47(ranks, model, stage):
+@pytest.mark.parametrize(("stage", "packs"), [(2, False), (3, False), (2, True), (3, True)])
+def test_three_samples_over_two_ranks_case_47(ranks, model, stage, packs):
     """One rank has one row and repeats it; with chunks of one token, ranks also differ in their number of chunks."""
     rows = cases.experiences(lengths=[7, 2, 3])
     expected = cases.naive_gradient(model, rows)
-    settings = [f"ds.zero_stage={stage}", "train.micro_batch_size=1", "ds.logprob_chunk=1"]
+    settings = [
+        f"ds.zero_stage={stage}",
+        f"ds.packing_samples={packs}",
+        "train.micro_batch_size=1",
+        "ds.logprob_chunk=1",
+    ]
 
     both = ranks.run(cases.gradient, model, rows, settings)
 

@@ -191,6 +191,22 @@ def test_a_frozen_visual_encoder_stays_and_all_else_learns(
     assert VisionProcessor.load(str(tmp_path / "hf")).fingerprint == processor.fingerprint
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_adapters_are_of_the_language_model_alone(two_ranks, folder, album, one_sided, tmp_path, stage):
+    """Nothing says that the vision tower is frozen; with ZeRO 2, the rank without an image then needs no blank row."""
+    settings = [*SEES, "train.enable_ema=true", f"ds.zero_stage={stage}", "ds.lora.rank=4", "actor.adam.lr=0.01"]
+
+    both = two_ranks.run(update, folder, album, one_sided, settings, tmp_path)
+
+    for before, after, digest, restored in both:
+        moved = {name for name in before if (before[name] != after[name]).any()}
+        assert len(moved) == 2 * 7
+        assert all(name.startswith("model.text_model.layers.") and name.endswith("_proj.weight") for name in moved)
+        assert digest == restored
+    exported = exported_weights(tmp_path / "hf")
+    assert all((exported[name] == after[name]).all() for name in after)
+
+
 def test_updates_repeat_bit_for_bit_and_teach_the_eye(two_ranks, folder, album, rows):
     settings = [*SEES, "actor.gradient_checkpointing_enable=true"]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import vision_rows
+from engine_rig import halt_at, halted
 
 from rlhf_core.errors import CorruptShardError, GenerationError
 from rlhf_core.generation.senders import ShmSender
@@ -46,8 +47,8 @@ class Rig:
         return GenerateRequest(f"{text}-{seed}", ids, params, affinity="g", images=images)
 
     @torch.no_grad()
-    def differences(self, requests, generations):
-        """Of the trainer's log-probs from the engine's, all rows in one batch: the largest of each row."""
+    def differences(self, requests, generations, after=0):
+        """Of the trainer's log-probs from the engine's, all rows in one batch: the largest of each row, ``after`` tokens on."""
         rows = [row_of(asked, said) for asked, said in zip(requests, generations, strict=True)]
         batch = self.reader.tokens(rows)
         found_BT = self.scorer(
@@ -55,7 +56,7 @@ class Rig:
         ).logprobs_BT
         spans = [row.action_ranges[0] for row in rows]
         return [
-            float(np.abs(found_T[start:end].numpy() - row.rollout_logprobs[start:end]).max())
+            float(np.abs(found_T[start:end].numpy() - row.rollout_logprobs[start:end])[after:].max())
             for found_T, row, (start, end) in zip(found_BT, rows, spans, strict=True)
         ]
 
@@ -152,11 +153,7 @@ async def test_new_weights_of_tower_and_connector_arrive_and_no_feature_of_the_o
     """The image's features are in the encoder cache, and its KV in the prefix cache, before the update."""
     asked = rig.request("<image> what", seed=5)
     await rig.engine.generate(asked)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for name, parameter in rig.model.named_parameters():
-            if parameter.ndim > 1 and ("vision_model" in name or "connector" in name):
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
+    draw_sight(rig.model, seed=1)
     version = rig.engine.version + 1
 
     await rig.engine.update_weights(rig.sender.send(version))
@@ -164,6 +161,51 @@ async def test_new_weights_of_tower_and_connector_arrive_and_no_feature_of_the_o
 
     assert generation.version_spans == [(0, 24, version)]
     assert rig.differences([asked], [generation])[0] < 1e-4
+
+
+async def test_requests_in_flight_see_their_images_again_through_the_new_weights_case_31(rig):
+    """Pixel values outlive the caches that an update empties; one request shows the same image as another."""
+    asked = [
+        rig.request(text, seed) for text, seed in (("<image> what", 5), ("<image> why", 5), ("<image> and <image>", 6))
+    ]
+    version = rig.engine.version
+    halt_at(rig.engine, 5)
+    running = asyncio.create_task(generate(rig, asked))
+    await halted(rig.engine)
+
+    draw_sight(rig.model, seed=2)
+    await rig.engine.update_weights(rig.sender.send(version + 1))
+    generations = await running
+
+    assert [each.version_spans for each in generations] == [[(0, 5, version), (5, 24, version + 1)]] * 3
+    assert max(rig.differences(asked, generations, after=5)) < 1e-4
+    assert min(rig.differences(asked, generations)) > 1e-2  # what was said before is not what the new weights see
+
+
+async def test_an_image_that_the_prefix_cache_covered_is_encoded_for_new_weights(rig):
+    """vLLM never sent its pixels to the worker: the cache knew the prompt already."""
+    first = rig.request("<image>" + "z" * 100, seed=0)
+    await rig.engine.generate(first)
+    version = rig.engine.version
+    halt_at(rig.engine, 5)
+    running = asyncio.create_task(rig.engine.generate(replace(first, request_id="again")))
+    await halted(rig.engine)
+
+    draw_sight(rig.model, seed=3)
+    await rig.engine.update_weights(rig.sender.send(version + 1))
+    generation = await running
+
+    assert generation.version_spans == [(0, 5, version), (5, 24, version + 1)]
+    assert rig.differences([first], [generation], after=5)[0] < 1e-4
+
+
+def draw_sight(model, seed):
+    """Other weights for all that reads images."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim > 1 and ("vision_model" in name or "connector" in name):
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
 
 
 async def test_a_placeholder_is_never_sampled_even_where_the_model_wants_nothing_else(rig):

@@ -15,25 +15,61 @@ from rlhf_core.records import ActionRange, Experience
 
 ANSWER_S = 240
 
+# A small model of four heads, and rows that it is asked.
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+}
+IDS_BT = torch.arange(27).reshape(3, 9) % 7
+ACTIONS_BT = torch.tensor([[0] * 8 + [1], [0, 1, 1, 0, 1, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+
 
 class RankPool:
-    """Processes that stay up and run one function after another on all ranks: imports are paid once."""
+    """Processes that stay up and run one function after another on all ranks: imports are paid once.
+
+    After a failure they are made anew: the next test must not fail of the one before.
+    """
 
     def __init__(self, world_size, device="cpu"):
+        self.world_size, self.device = world_size, device
+        self.pipes, self.processes = [], []
+
+    def run(self, function, *args, **kwargs):
+        """Call ``function(rank, ...)`` on every rank: the results, by rank."""
+        if not self.processes:
+            self._start()
+        try:
+            return self._ask((function, args, kwargs))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self):
+        for process in self.processes:
+            process.kill()
+            process.join(10)
+        self.pipes, self.processes = [], []
+
+    def _start(self):
         context = multiprocessing.get_context("spawn")
         port = _free_port()
-        self.pipes, self.processes = [], []
-        for rank in range(world_size):
+        for rank in range(self.world_size):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, rank, world_size, port, device), daemon=True)
+            arguments = (there, rank, self.world_size, port, self.device)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             self.pipes.append(here)
             self.processes.append(process)
 
-    def run(self, function, *args, **kwargs):
-        """Call ``function(rank, ...)`` on every rank: the results, by rank."""
+    def _ask(self, call):
         for pipe in self.pipes:
-            pipe.send((function, args, kwargs))
+            pipe.send(call)
         results = []
         for rank, pipe in enumerate(self.pipes):
             assert pipe.poll(ANSWER_S), f"rank {rank} gave no answer in {ANSWER_S} s"
@@ -41,13 +77,6 @@ class RankPool:
             assert ok, f"rank {rank}:\n{result}"
             results.append(result)
         return results
-
-    def close(self):
-        for pipe in self.pipes:
-            pipe.send(None)
-        for process in self.processes:
-            process.join(10)
-            process.kill()
 
 
 def _serve(pipe, rank, world_size, port, device):
@@ -59,8 +88,8 @@ def _serve(pipe, rank, world_size, port, device):
     ds_config.BUCKET_ELEMENTS = 1_000_000
     info = RankInfo(rank, world_size, rank, "127.0.0.1", port, device, num_threads=1)
     init_distributed(info, timeout=60, deterministic=True)
-    while (call := pipe.recv()) is not None:
-        function, args, kwargs = call
+    while True:
+        function, args, kwargs = pipe.recv()
         try:
             pipe.send((True, function(info, *args, **kwargs)))
         except Exception:  # noqa: BLE001  whatever it is, the test shows it
@@ -212,6 +241,39 @@ def continued(rank, model, batches, overrides, folder):
     second.load(folder)
     reports = [second.update(rows, half + i) for i, rows in enumerate(batches[half:])]
     return reports, second.weight_digest(), (second.version, second.optimizer_steps)
+
+
+def taking_turns(rank, model, batches, overrides):
+    """Updates with a turn of the engines before each: digests as of ``updates``, log-probs, and bytes that were away."""
+    trainer = make_trainer(rank, model, overrides)
+    digests, away = [trainer.weight_digest()], []
+    for iteration, rows in enumerate(batches):
+        before = {name: weight.clone() for name, weight in trainer.named_weights()}
+        trainer.offload()
+        away.append(trainer._offload.bytes_away)
+        trainer.reload(parameters_only=True)
+        trainer.check_loaded(parameters_only=True)
+        assert all(weight.equal(before[name]) for name, weight in trainer.named_weights())  # what a weight sync sends
+        trainer.offload()
+        trainer.reload()
+        logprobs = trainer.logprobs(rows)
+        trainer.update(rows, iteration)
+        trainer.offload(keep_parameters=True)
+        trainer.reload()
+        digests.append(trainer.weight_digest())
+    return digests, logprobs, away
+
+
+def reference_between_passes(rank, model, rows, overrides):
+    """Log-probs of a reference model with ``ref.offload``, twice, and bytes that were away before, between and after."""
+    from rlhf_core.training.reference import ReferenceModel
+
+    reference = ReferenceModel(config(*overrides, "algo.kl.init_coef=0.1", "ref.offload=true"), model, rank)
+    away, found = [reference._offload.bytes_away], []
+    for _ in range(2):
+        found.append(reference.logprobs(rows))
+        away.append(reference._offload.bytes_away)
+    return found, away
 
 
 def broken_off_update(rank, model, rows):

@@ -18,7 +18,7 @@ from rlhf_core.lineage import make_registry
 from rlhf_core.storage import RunStore
 from rlhf_core.storage.retrain_log import RetrainLog
 
-pytestmark = [pytest.mark.matrix, pytest.mark.stack, pytest.mark.pipeline, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.faults, pytest.mark.stack, pytest.mark.pipeline, pytest.mark.timeout(1500)]
 
 NAME = "nightly"
 TURN_SECONDS = 900

@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 from rlhf_core.records import Stage
 from rlhf_core.storage import RunStore
 
-pytestmark = [pytest.mark.stack, pytest.mark.pipeline, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.faults, pytest.mark.stack, pytest.mark.pipeline, pytest.mark.timeout(600)]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 REWARD = """

@@ -7,10 +7,12 @@ reason.
 
 import asyncio
 import uuid
+from itertools import groupby
 from types import SimpleNamespace
 
 import numpy as np
-from task_samples import Notebook, config
+from minimal_config import config
+from task_samples import Notebook
 
 from rlhf_core.agents import AgentExecutorBase
 from rlhf_core.agents.loading import Agent
@@ -58,6 +60,7 @@ class Answers(AgentExecutorBase):
     def __init__(self, script):
         self._script = script
         self.sampled = []  # (epoch, place) of each episode
+        self.version_of = lambda episode: episode.iteration
 
     async def execute(self, episode):
         value = self._script(place(episode.group_id))[episode.sample_index]
@@ -67,27 +70,39 @@ class Answers(AgentExecutorBase):
         self.sampled.append(place(episode.group_id))
         if value == "broken":
             raise ValueError("the environment is broken")
-        length = len(episode.prompt.token_ids) + 2
-        return [
-            Trajectory(
-                run_id=episode.run_id,
-                iteration=episode.iteration,
-                round=episode.round,
-                prompt_id=episode.prompt.row_id,
-                group_id=episode.group_id,
-                sample_index=episode.sample_index,
-                datasource="sums",
-                prompt=episode.prompt.text,
-                label=None,
-                token_ids=np.arange(length, dtype=np.int32),
-                action_ranges=(ActionRange(length - 2, length),),
-                rollout_logprobs=np.array([0.0] * (length - 2) + [-0.5, -0.5], np.float32),
-                version_spans=(VersionSpan(length - 2, length, episode.iteration),),
-                stop_reason=StopReason.EOS,
-                sampling=episode.sampling,
-                answer="2",
-            )
-        ]
+        return [answered(episode, [self.version_of(episode)] * 2)]
+
+
+def answered(episode, versions):
+    """What was sampled: an answer with one token of each of ``versions``, in this order."""
+    start = len(episode.prompt.token_ids)
+    length = start + len(versions)
+    return Trajectory(
+        run_id=episode.run_id,
+        iteration=episode.iteration,
+        round=episode.round,
+        prompt_id=episode.prompt.row_id,
+        group_id=episode.group_id,
+        sample_index=episode.sample_index,
+        datasource="sums",
+        prompt=episode.prompt.text,
+        label=None,
+        token_ids=np.arange(length, dtype=np.int32),
+        action_ranges=(ActionRange(start, length),),
+        rollout_logprobs=np.array([0.0] * start + [-0.5] * len(versions), np.float32),
+        version_spans=tuple(_spans(versions, start)),
+        stop_reason=StopReason.EOS,
+        sampling=episode.sampling,
+        answer="2",
+    )
+
+
+def _spans(versions, start):
+    """Tokens of one version in a row are one span."""
+    end = start
+    for version, tokens in groupby(versions):
+        begin, end = end, end + len(list(tokens))
+        yield VersionSpan(begin, end, version)
 
 
 class Rewards:
@@ -117,8 +132,10 @@ class Session:
 
     def __init__(self, store, checked, prompts, script, crash=None):
         context = SimpleNamespace(run_id="run", config=checked, store=store, enter=lambda worker: None)
+        self.config = checked
         self.player, self.source = Answers(script), Rewards(script)
         self._rollout, self._scoring = RolloutWorker(context), ScoringWorker(context)
+        self._engines = []
         self._rollout._agent = Agent(self.player, "a script")
         self._rollout._tokenizer = self._rollout._images = None
         self._rollout._end_ids = frozenset()
@@ -134,10 +151,16 @@ class Session:
     async def heal(self, version, work):
         return await work()
 
+    async def with_engines(self, oldest, newest, work):
+        return await work()
+
+    async def with_scoring(self, work):
+        return await work()
+
     async def rollout(self, draw):
         self._act("rollout")
         self.draws.append(draw)
-        return await self._rollout.rollout(draw, [])
+        return await self._rollout.rollout(draw, self._engines)
 
     async def score(self, iteration, parts, norm_state, groups=None):
         found = await self._scoring.score(iteration, parts, norm_state, groups)
@@ -148,7 +171,8 @@ class Session:
         self.checked = parts
 
     async def assemble(self, iteration, rollout, reward, kl_coef):
-        answers = {"policy": [(rollout, reward)], "reference": [], "critic": []}
+        asked = [] if self._scoring._config.reuses_logprobs else [(rollout, reward)]
+        answers = {"policy": asked, "reference": [], "critic": []}
         return await self._scoring.assemble(iteration, rollout, reward, kl_coef, answers)
 
     async def update(self, iteration, experience, kl_coef):
@@ -167,6 +191,7 @@ class Rig:
 
     run_id = "run"
     replay = None
+    session_kind = Session
 
     def __init__(self, monkeypatch, prompts, script, *overrides):
         self._monkeypatch, self._script = monkeypatch, script
@@ -188,7 +213,7 @@ class Rig:
 
     def start(self, script=None, crash=None):
         """A new process of the run."""
-        session = Session(self.store, self.config, self.prompts, script or self._script, crash)
+        session = self.session_kind(self.store, self.config, self.prompts, script or self._script, crash)
         run = OpenRun(self.run_id, self.config, self.store, session, self.plan, Notebook(), replay=self.replay)
         self._monkeypatch.setitem(run_module._OPEN, self.run_id, run)
         return run

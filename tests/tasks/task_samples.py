@@ -1,22 +1,13 @@
 """Runs whose log is real and whose processes do not exist."""
 
+from minimal_config import config
+
 from rlhf_core.cluster.rollout_worker import DataFacts
-from rlhf_core.config import parse_config
 from rlhf_core.errors import LeaseError, RlhfError
 from rlhf_core.records import Stage, StageManifest
 from rlhf_core.storage import CheckpointStore, RunStore
 from tasks.plan import RunPlan
 from tasks.run import OpenRun
-
-MINIMAL = {
-    "actor": {"model_name_or_path": "builtin:tiny"},
-    "data": {"prompt_dataset": "prompts.jsonl"},
-    "reward": {"functions": [{"use": "digits"}]},
-}
-
-
-def config(*overrides):
-    return parse_config(MINIMAL, overrides)
 
 
 def facts(prompts, **changes):
@@ -26,12 +17,13 @@ def facts(prompts, **changes):
 class Notebook:
     """A tracker that writes down what it is told."""
 
+    name = "notebook"
     url = "http://tracker/run"
 
     def __init__(self, told=0):
         self.told = told
         self.starts, self.iterations, self.evaluations, self.checkpoints, self.ends = [], [], [], [], []
-        self.best, self.kept = [], []
+        self.best, self.kept, self.reports = [], [], []
 
     def start(self, run_id, config, tags):
         self.starts.append((run_id, config, tags))
@@ -55,8 +47,15 @@ class Notebook:
     def log_best(self, record):
         self.best.append(record)
 
+    def log_report(self, page):
+        self.reports.append(page)
+        return f"{self.url}/report.html"
+
     def finish(self, succeeded):
         self.ends.append(succeeded)
+
+    def close(self):
+        self.ends.append("closed")
 
 
 class Away(Notebook):
@@ -76,11 +75,11 @@ class Holder:
             raise LeaseError("the lease of run 'run' is lost")
 
 
-def open_run(folder, *overrides, iterations=4, tracker=None):
+def open_run(folder, *overrides, iterations=4, tracker=None, metric_trackers=()):
     checked = config(f"storage.root={folder}", *overrides)
     store = RunStore("run", str(folder))
     plan = RunPlan(prompts=8, dropped=0, fingerprint="f", iterations=iterations, total_steps=iterations)
-    return OpenRun("run", checked, store, Holder(), plan, tracker or Notebook())
+    return OpenRun("run", checked, store, Holder(), plan, tracker or Notebook(), metric_trackers)
 
 
 def complete(run, iteration, *, stages=tuple(Stage), checkpoint=False, evaluation=None):

@@ -1,8 +1,9 @@
 """What came of the stages of a chain, by their logs."""
 
 import pytest
-from task_samples import MINIMAL
+from minimal_config import MINIMAL
 
+from rlhf_core.cluster.placement import Node
 from rlhf_core.config import ChainedRun, parse_config, parse_supervised_config
 from rlhf_core.records import Stage, StageManifest
 from tasks.chain import Headline, StageResult, _check_start, chain_markdown, is_finished, stage_result, store_of
@@ -76,7 +77,7 @@ def test_a_stage_whose_agent_rewards_itself_needs_no_reward_function(tmp_path):
     overrides = ["train.agent_func_path=agent.py", f"storage.root={tmp_path}"]
     config = parse_config({key: value for key, value in MINIMAL.items() if key != "reward"}, overrides)
 
-    _check_start(ChainedRun("stage", "train", "demo-stage", config), (), {"CPU": 64.0})
+    _check_start(ChainedRun("stage", "train", "demo-stage", config), (), [Node("here", 64, 0)])
 
     assert not config.has_reward_source
 

@@ -24,9 +24,20 @@ class Workers(Holder):
         self.held = version
         return await work()
 
-    async def evaluate(self, version):
-        score = self.scores[self.held]
-        return (), {} if score is None else {KEY: score}, [], []
+    async def with_engines(self, oldest, newest, work):
+        assert oldest == newest, "an evaluation is of one version"
+        self.spoke = newest
+        return await work()
+
+    async def with_scoring(self, work):
+        return await work()
+
+    async def answer(self, version):
+        return (), {"rollout/seconds": 1.0}
+
+    async def judge(self, version, parts):
+        score = self.scores[self.spoke]
+        return {} if score is None else {KEY: score}, [], []
 
     async def save(self, version):
         staging = self.folder / f"staging-{version}"

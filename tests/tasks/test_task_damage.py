@@ -30,9 +30,12 @@ class Trainer:
     def __init__(self):
         self.trained = []
 
+    def check_loaded(self):
+        pass
+
     def update(self, rows, iteration, kl_coef, frozen):
         self.trained += rows
-        return SimpleNamespace(metrics=dict)
+        return SimpleNamespace(metrics=dict, advantage_metrics=dict)
 
 
 class Training(Session):

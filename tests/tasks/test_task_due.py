@@ -1,7 +1,8 @@
 """What is left to do, by the log."""
 
 import pytest
-from task_samples import complete, config, facts, open_run
+from minimal_config import config
+from task_samples import complete, facts, open_run
 
 from rlhf_core.records import Stage
 from tasks.due import checkpoint_due, evaluation_due, iterations_to_do

@@ -1,8 +1,10 @@
 """The models of a run are looked up once, when it first starts; what was found is recorded and used ever after."""
 
 import pytest
-from task_samples import config, facts
+from minimal_config import config
+from task_samples import facts
 
+from rlhf_core.cluster.placement import Node
 from rlhf_core.errors import ConfigError
 from rlhf_core.storage import CheckpointStore, RunStore
 from tasks import opening
@@ -15,6 +17,7 @@ class Processes:
 
     def __init__(self, context, groups, lease):
         self.context, self.config, self.lease, self.discarded = context, context.config, lease, 0
+        self.owner, self.restarts = lease.owner, []
 
     async def open(self, plan_steps):
         await plan_steps(facts(8))
@@ -28,7 +31,7 @@ class Processes:
 
 @pytest.fixture(autouse=True)
 def _no_processes(monkeypatch):
-    monkeypatch.setattr(opening, "connect", lambda address: {"CPU": 2})
+    monkeypatch.setattr(opening, "connect", lambda address: [Node("here", 2, 0)])
     monkeypatch.setattr(run_module, "ActorGroups", lambda *arguments: None)
     monkeypatch.setattr(run_module, "RunSession", Processes)
 

@@ -1,7 +1,8 @@
 """What a run will do: iterations and optimizer steps."""
 
 import pytest
-from task_samples import config, facts
+from minimal_config import config
+from task_samples import facts
 
 from rlhf_core.errors import ConfigError
 from tasks.plan import make_plan

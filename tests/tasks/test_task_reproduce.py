@@ -91,6 +91,24 @@ async def test_rewards_normalised_over_groups_that_are_not_scored_again_cannot_b
     assert verdicts(await Again(monkeypatch, source, 1, 1).redo()) == [(1, "recorded", "same", "same")]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "corrected"),
+    [
+        ((), True),
+        (("algo.advantage.is_correction_enable=false", "train.allow_uncorrected=true"), False),
+    ],
+)
+async def test_an_asynchronous_run_is_done_again_with_the_correction_that_it_had(monkeypatch, overrides, corrected):
+    source = record(Rig(monkeypatch, 6, always(MIXED), *FILTER[:2], "train.async_enable=true", *overrides))
+    await source.train(source.start())
+
+    again = Again(monkeypatch, source, 1, 2)
+    redone = await again.redo()
+
+    assert (again.config.overlaps, again.config.corrects_mismatch) == (False, corrected)
+    assert verdicts(redone) == [(k, "recorded", "same", "same") for k in (1, 2)]
+
+
 async def test_a_reward_that_has_changed_is_named(monkeypatch, source):
     redone = await Again(monkeypatch, source, 0, 0, score=True, script=always((0.0, 0.5))).redo()
 
@@ -164,9 +182,9 @@ async def test_iterations_that_were_not_done_are_refused(source, monkeypatch):
 async def test_a_difference_in_experience_says_which_column_and_by_how_much(source):
     manifest = source.store.stage(0, Stage.EXPERIENCE)[0]
     rows = source.store.read_experience(manifest.parts)
-    moved = [replace(rows[0], old_logprobs=rows[0].old_logprobs + np.float32(0.25)), *rows[1:]]
+    moved = [replace(rows[0], advantages=rows[0].advantages + np.float32(0.25)), *rows[1:]]
 
-    assert different_experience(rows, moved) == "experience: old_logprobs by up to 0.25"
+    assert different_experience(rows, moved) == "experience: advantages by up to 0.25"
     assert "4 rows then, 3 now" in different_experience(rows, rows[1:])
     assert "order or encoding" in different_experience(rows, rows)
 

@@ -1,7 +1,8 @@
 """Whether a run may go on: what its log holds against what is asked for."""
 
 import pytest
-from task_samples import config, facts
+from minimal_config import config
+from task_samples import facts
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.storage import RunStore
@@ -90,6 +91,35 @@ def test_a_run_of_before_agents_goes_on(store):
     check_resume(body, config(), store, "must", "flow-1")
     with pytest.raises(ConfigError, match=r"agent\.tools: \[\] in the run, \['python'\] now"):
         check_resume(body, config("agent.tools=python", "data.apply_chat_template=true"), store, "must", "flow-1")
+
+
+@pytest.mark.parametrize(
+    "override", ["train.colocate_all=true", "ref.offload=true", "train.colocate_actor_ref=true", "ds.enable_sleep=true"]
+)
+def test_who_shares_a_gpu_with_whom_may_change(store, override):
+    with_reference, shared = "algo.kl.init_coef=0.1", "train.colocate_all=true"
+    started = config(with_reference, *([shared] if override.startswith("ds.") else []))
+    now = config(with_reference, override, *([shared] if override.startswith("ds.") else []))
+
+    assert check_resume(body_of(started), now, store, "must", "flow-1") == {}
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["train.async_enable=true", "rollout.vllm_generate_batch_size=192", "algo.advantage.is_correction_enable=true"],
+)
+def test_which_policy_speaks_and_how_it_is_corrected_may_not(store, override):
+    with pytest.raises(ConfigError, match=override.split("=")[0].replace(".", r"\.")):
+        check_resume(body_of(config()), config(override), store, "must", "flow-1")
+
+
+def test_a_run_of_before_pipelines_goes_on(store):
+    """Its run.json says false where the correction now follows from the pipeline, and knows no bound of age."""
+    body = body_of(config("algo.advantage.is_correction_enable=false"))
+    del body["config"]["rollout"]["max_age"]
+    del body["config"]["train"]["allow_uncorrected"]
+
+    assert check_resume(body, config(), store, "must", "flow-1") == {}
 
 
 def test_different_keys():

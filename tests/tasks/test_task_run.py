@@ -1,6 +1,7 @@
 """Names and documents of a run."""
 
-from task_samples import config, facts
+from minimal_config import config
+from task_samples import facts
 
 from rlhf_core.storage import RunStore
 from tasks.opening import run_document

@@ -1,16 +1,20 @@
 """What a stage leaves for the next one."""
 
+import asyncio
 import json
+import threading
 
 import pytest
 from task_samples import complete, open_run
 
+from rlhf_core.cluster.session import Updated
 from rlhf_core.errors import LeaseError, StorageError
 from rlhf_core.records import PromptCursor, Stage, StageManifest
+from tasks import run as open_runs
 from tasks.advantage import kl_coef_of
 from tasks.rollout import cursor_before
-from tasks.stages import commit, finished, required, small
-from tasks.update import next_kl_coef
+from tasks.stages import commit, finished, required, small, to_the_end
+from tasks.update import next_kl_coef, update
 
 
 async def test_a_stage_is_finished_once_it_is_committed(tmp_path):
@@ -111,3 +115,70 @@ async def test_a_process_that_lost_its_lease_commits_nothing(tmp_path):
         await commit(run, 0, Stage.REWARD, [], [], {})
 
     assert await finished(run, 0, Stage.REWARD) is None
+
+
+async def test_who_is_cancelled_leaves_no_thread_behind_that_writes(tmp_path, monkeypatch):
+    """The run is given back then: the next attempt would work beside it."""
+    run, writing, may_write = open_run(tmp_path), threading.Event(), threading.Event()
+    write = type(run.store).commit
+
+    def slowly(store, manifest):
+        writing.set()
+        assert may_write.wait(10)
+        return write(store, manifest)
+
+    monkeypatch.setattr(type(run.store), "commit", slowly)
+    committing = asyncio.create_task(commit(run, 0, Stage.REWARD, [], [], {}))
+    await asyncio.to_thread(writing.wait)
+
+    committing.cancel()
+    await asyncio.sleep(0.05)
+    assert not committing.done()
+    may_write.set()
+
+    with pytest.raises(asyncio.CancelledError):
+        await committing
+    assert await finished(run, 0, Stage.REWARD) is not None
+
+
+async def test_an_update_under_way_is_recorded_though_another_iteration_has_failed(tmp_path, monkeypatch):
+    """Else the ranks would be ahead of the log: trained anew from the last checkpoint on."""
+    run, began = open_run(tmp_path), asyncio.Event()
+    complete(run, 0, stages=(Stage.ROLLOUT, Stage.REWARD, Stage.EXPERIENCE))
+
+    async def heal(version, work):
+        return await work()
+
+    async def learn(iteration, experience, kl_coef):
+        began.set()
+        await asyncio.sleep(0.05)
+        return Updated({}, {"digest": "d0"}, optimizer_steps=1)
+
+    monkeypatch.setattr(run.session, "heal", heal, raising=False)
+    monkeypatch.setattr(run.session, "update", learn, raising=False)
+    monkeypatch.setitem(open_runs._OPEN, "run", run)
+    updating = asyncio.create_task(update.fn("run", 0))
+    await began.wait()
+
+    updating.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await updating
+    assert (await required(run, 0, Stage.UPDATE))[0].body["digest"] == "d0"
+
+
+async def test_what_fails_while_its_caller_is_cancelled_changes_nothing_about_that(caplog):
+    began = asyncio.Event()
+
+    async def fails():
+        began.set()
+        await asyncio.sleep(0)
+        raise StorageError("the store is away")
+
+    doing = asyncio.create_task(to_the_end(fails()))
+    await began.wait()
+    doing.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await doing
+    assert "the store is away" in caplog.text

@@ -1,7 +1,8 @@
 """A run that is resumed with other processes: when it may be, what is recorded, and what is then due."""
 
 import pytest
-from task_samples import complete, config, facts, open_run
+from minimal_config import config
+from task_samples import complete, facts, open_run
 
 from rlhf_core.errors import ConfigError
 from rlhf_core.storage import CheckpointStore, RunStore, World, read_worlds, worlds_in_words

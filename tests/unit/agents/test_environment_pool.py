@@ -223,7 +223,7 @@ async def test_a_flood_of_output_is_drained_and_cut(pool, caplog):
         assert await until(lambda: "to stderr" in caplog.text)
 
     texts = [record.getMessage() for record in caplog.records if "printed" in record.getMessage()]
-    assert "more bytes" in texts[0]
+    assert any("more bytes" in text for text in texts)  # the first may be an earlier episode's
     assert sum(map(len, texts)) < 100_000
 
 

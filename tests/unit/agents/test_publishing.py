@@ -6,7 +6,7 @@ import pytest
 from agent_script import Scripted, Shelf, groups
 
 from rlhf_core.agents import GroupPublisher, SingleTurnAgentExecutor, publishing, run_group
-from rlhf_core.records import StopReason
+from rlhf_core.records import StopReason, VersionSpan
 
 
 @pytest.fixture
@@ -106,3 +106,15 @@ async def test_a_group_with_a_failed_sample_gets_a_shard_of_its_own(finished):
     await publisher.flush()
 
     assert sorted(shelf.groups) == [["g0", "g2"], ["g1"]]
+
+
+async def test_a_shard_holds_groups_of_one_age(finished):
+    """So that what is too old to be trained never lies in a shard with what is."""
+    shelf = Shelf()
+    publisher = GroupPublisher(shelf.publish, groups_per_shard=3)
+    older = [replace(row, version_spans=(VersionSpan(3, 4, 5), VersionSpan(4, 5, 7))) for row in finished[1]]
+
+    await publisher.add([finished[0], older, finished[2]])
+
+    assert sorted(shelf.groups) == [["g0", "g2"], ["g1"]]
+    assert len(publisher.parts) == 2

@@ -126,7 +126,10 @@ def test_signals_cannot_be_used_to_stay_alive():
 
 @pytest.mark.parametrize("code", ["'x' * 10**12", "l = []\nwhile True: l.append('x' * 10**6)", "bytearray(2**31)"])
 def test_a_memory_bomb_is_a_memory_error(code):
-    assert last_line(code) == "MemoryError"
+    result = run_python(code, LIMITS)
+
+    assert result.failed
+    assert (result.output.splitlines() or [""])[-1] in ("MemoryError", "")  # there may be no memory left to say so
 
 
 def test_a_zip_bomb_is_a_memory_error():

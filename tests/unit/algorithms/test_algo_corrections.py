@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import tensor
 
-from rlhf_core.algorithms.corrections import CorrectionInput, correct, effective_share
+from rlhf_core.algorithms.corrections import CorrectionInput, Mismatch, correct
 from rlhf_core.errors import ConfigError
 
 OLD, ROLLOUT = tensor([[-1.0, -1, -1]]), tensor([[-1.1, -3, -0.1]])  # w = 1.105171, 7.389056, .40657
@@ -92,6 +92,6 @@ def test_unknown_correction():
 
 def test_the_effective_share_of_samples():
     """Weights 1 and 3: (1 + 3)² / (2 · (1 + 9)) = 0.8."""
-    assert effective_share(tensor([0.0, math.log(3)])) == pytest.approx(0.8)
-    assert effective_share(tensor([-1.0, -1.0, -1.0])) == pytest.approx(1.0)
-    assert effective_share(tensor([0.0, 1000.0])) == pytest.approx(0.5)  # finite
+    assert Mismatch.of(tensor([0.0, math.log(3)])).effective_share == pytest.approx(0.8)
+    assert Mismatch.of(tensor([-1.0, -1.0, -1.0])).effective_share == pytest.approx(1.0)
+    assert Mismatch.of(tensor([0.0, 1000.0])).effective_share == pytest.approx(0.5)  # finite

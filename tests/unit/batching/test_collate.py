@@ -65,6 +65,15 @@ def test_reference_on_some_rows_only_is_refused():
         collate_experiences([row([1, 2], [(1, 2)]), row([1, 2], [(1, 2)], ref=False)])
 
 
+def test_log_probs_that_the_update_will_say_are_none_and_those_of_some_rows_are_refused():
+    known = row([1, 2], [(1, 2)])
+    unknown = replace(known, old_logprobs=None)
+
+    assert collate_experiences([unknown]).to(torch.device("cpu")).old_logprobs_BT is None
+    with pytest.raises(TrainingError, match="old log-probs on 1 of 2 rows"):
+        collate_experiences([known, unknown])
+
+
 @pytest.mark.parametrize("bad", [(0, 2), (1, 4)])
 def test_action_that_nothing_predicts_or_outside_the_row_is_refused(bad):
     with pytest.raises(TrainingError, match=r"action range \["):

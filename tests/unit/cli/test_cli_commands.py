@@ -20,7 +20,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(cli, "_gpus", lambda: 0)
+    monkeypatch.setattr("rlhf_cli.configurations.gpus_of_this_machine", lambda: 0)
     (tmp_path / "good.yaml").write_text(GOOD)
     return tmp_path
 
@@ -56,10 +56,27 @@ def test_what_show_prints_is_a_configuration(place):
 def test_check_says_what_a_run_asks_for():
     done = rlhf("config", "check", "-c", "good.yaml", "vllm.num_engines=2")
 
-    first, *groups = done.stdout.splitlines()
+    first, machine, head, *slots = done.stdout.splitlines()
     assert (done.exit_code, first) == (0, "good.yaml: valid; on this machine (cpu):")
-    assert [line.split()[0] for line in groups] == ["engine", "policy", "rollout", "scoring", "played"]
-    assert groups[0].split()[1] == "2"
+    assert machine.startswith("  1 node of ")
+    assert head.split() == ["slot", "CPU", "engine", "policy"]
+    assert [slot.split()[-1] for slot in slots[:3]] == ["engine-0", "engine-1", "policy-0"]
+    assert slots[3] == "  outside the slots: rollout, scoring, 0.1 CPU each"
+    assert [line.split()[0] for line in slots[4:]] == ["played", "pipeline"]
+
+
+def test_check_draws_the_placement_for_a_cluster_that_is_described():
+    done = rlhf("config", "check", "-c", "good.yaml", "train.colocate_all=true", "--nodes", "2", "--gpus=4", "--cpus=8")
+
+    assert (done.exit_code, done.stdout.splitlines()[:4]) == (
+        0,
+        [
+            "good.yaml: valid; on such a cluster (gpu):",
+            "  2 nodes of 8 CPU and 4 GPU",
+            "  slot  GPU  CPU  engine        policy",
+            "  0       1    2  engine-0 1/2  policy-0 1/2",
+        ],
+    )
 
 
 def test_check_refuses_a_machine_that_is_too_small(monkeypatch, capsys):

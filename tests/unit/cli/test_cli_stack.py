@@ -5,7 +5,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from rlhf_cli.stack import Ports, Stack, StackError, use_stack
@@ -33,6 +35,8 @@ def sleeper(home):
             [sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, "RLHF_HOME": mark}
         )
         started.append(process)
+        while psutil.Process(process.pid).environ().get("RLHF_HOME") != mark:
+            time.sleep(0.01)  # it shows the environment of its parent, or none, until it has become its command
         return process
 
     yield start
@@ -168,6 +172,39 @@ def test_down_ends_what_is_ours_and_nothing_else(home, tmp_path, sleeper):
     assert ours.wait(5) is not None
     assert foreign.poll() is None
     assert Stack.here().pids == {}
+
+
+def test_down_ends_several_at_once(home, tmp_path, monkeypatch):
+    """One that answers SIGTERM late, or not at all, costs its time once for all."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    mark = {**os.environ, "RLHF_HOME": str(home)}
+    deaf = {
+        name: subprocess.Popen([sys.executable, "-c", code], env=mark, stdout=subprocess.PIPE)
+        for name in ("ray", "mlflow", "prefect")
+    }
+    for process in deaf.values():
+        process.stdout.readline()
+    waits = []
+    wait = psutil.wait_procs
+    monkeypatch.setattr(
+        psutil, "wait_procs", lambda family, timeout: waits.append(len(family)) or wait(family, timeout=0.5)
+    )
+
+    Stack(home, tmp_path, Ports(), {name: process.pid for name, process in deaf.items()}).down(lambda line: None)
+
+    assert not any(psutil.pid_exists(process.pid) for process in deaf.values())
+    assert [count for count in waits if count] == [3, 3], "asked at once, then killed at once"
+
+
+def test_ray_does_not_wait_for_tasks_when_it_is_told_to_end(home, tmp_path, monkeypatch):
+    """Its default is half a minute."""
+    started = []
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, env, **__: started.append(env) or subprocess.CompletedProcess)
+    monkeypatch.setattr(subprocess.CompletedProcess, "pid", 2**22 + 1, raising=False)
+
+    Stack(home, tmp_path, Ports())._spawn("ray", ["true"])
+
+    assert started[0]["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "0"
 
 
 def test_down_before_any_up(tmp_path):

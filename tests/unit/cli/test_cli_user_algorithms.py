@@ -18,7 +18,7 @@ OWN = "from rlhf_core.algorithms.estimators import Estimator\nown = Estimator('o
 def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(cli, "_gpus", lambda: 0)
+    monkeypatch.setattr("rlhf_cli.configurations.gpus_of_this_machine", lambda: 0)
     (tmp_path / "good.yaml").write_text(GOOD)
     (tmp_path / "own.py").write_text(OWN)
 

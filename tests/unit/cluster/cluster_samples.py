@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 from ray.exceptions import RayActorError
 
-from rlhf_core.config import parse_config
 from rlhf_core.records import (
     ActionRange,
     GenerateRequest,
@@ -17,16 +16,6 @@ from rlhf_core.records import (
     Trajectory,
     VersionSpan,
 )
-
-MINIMAL = {
-    "actor": {"model_name_or_path": "builtin:tiny"},
-    "data": {"prompt_dataset": "prompts.jsonl"},
-    "reward": {"functions": [{"use": "digits"}]},
-}
-
-
-def config(*overrides):
-    return parse_config(MINIMAL, overrides)
 
 
 def row(group="g0", sample=0, answer=2, reward=None, stop=StopReason.EOS, **changes):
@@ -93,12 +82,17 @@ class FakeEngine:
 
     def __init__(self, script=None):
         self.calls = []  # requests of each call
+        self.aborted = []  # ids of requests that were taken back, of each call
         self._script = script or all_at_once
         self.generate_stream = Method(self._stream)
+        self.abort_requests = Method(self._abort)
 
     @property
     def names(self):
         return [[asked.request_id for asked in call] for call in self.calls]
+
+    async def _abort(self, request_ids):
+        self.aborted.append(list(request_ids))
 
     async def _stream(self, requests):
         self.calls.append(list(requests))

@@ -9,6 +9,7 @@ from ray.exceptions import RayActorError
 from rlhf_core.cluster.placement import LIGHT_WORKERS
 from rlhf_core.cluster.rank_worker import NOT_STARTED
 from rlhf_core.errors import CorruptShardError, LeaseError
+from rlhf_core.generation.sleeping import NO_WEIGHTS
 
 
 class Actor:
@@ -23,14 +24,14 @@ class Actor:
     def __getattr__(self, name):
         do = object.__getattribute__(self, f"do_{name}")
 
-        async def call(*arguments):
+        async def call(*arguments, **named):
             self.dead = self.dead or name == self.dies_in
             if self.dead:
                 raise RayActorError()
             self.groups.calls.append((self.role, self.index, name))
             if name in self.fails:
                 raise self.fails[name]
-            answer = do(*arguments)
+            answer = do(*arguments, **named)
             return await answer if inspect.iscoroutine(answer) else answer
 
         return Method(call)
@@ -48,6 +49,7 @@ class Rank(Actor):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.held, self.updates, self.starts, self.damaged = NOT_STARTED, (), [], set()
+        self.there = "all"  # of it on its GPU: "all", "parameters", "nothing"
 
     def do_rendezvous(self):
         return f"host-{self.index}", 29500
@@ -60,18 +62,26 @@ class Rank(Actor):
     def do_version(self):
         return self.held
 
+    def do_offload(self, keep_parameters=False):
+        self.there = "parameters" if keep_parameters and self.there != "nothing" else "nothing"
+
+    def do_reload(self, parameters_only=False):
+        self.there = "parameters" if parameters_only and self.there != "all" else "all"
+
     def do_restore(self, version):
+        assert self.there == "all"
         if version in self.damaged:
             raise CorruptShardError(f"checkpoint {version} is damaged")
         self.held, self.updates = version, self.groups.checkpoints[version]
         return version
 
     def do_update(self, iteration, *arguments):
-        assert self.held == iteration
+        assert (self.held, self.there) == (iteration, "all")
         self.updates, self.held = (*self.updates, iteration), iteration + 1
         return {f"{self.role}/loss": 0.5}
 
     def do_digest(self):
+        assert self.there == "all"
         return digest(self.role, self.updates)
 
     def do_optimizer_steps(self):
@@ -81,12 +91,15 @@ class Rank(Actor):
         return [f"{self.role} {version}-{self.index}"]
 
     def do_logprobs(self, rollout, reward):
+        assert self.there == "all"
         return {}
 
     def do_values(self, rollout, reward):
+        assert self.there == "all"
         return {}
 
     def do_sync(self, engines, timeout):
+        assert self.there != "nothing"
         for engine in engines:
             engine.held = self.held
 
@@ -95,9 +108,22 @@ class Engine(Actor):
     """A rollout engine."""
 
     held = NOT_STARTED
+    awake = True
+    level = 1  # of its sleep
 
     def do_start(self):
-        self.held = 0
+        self.held = max(self.held, 0)
+
+    def do_sleep(self):
+        self.awake = False
+        if self.level == 2:
+            self.held = NO_WEIGHTS
+
+    def do_wake_up(self):
+        self.awake = True
+
+    def do_drop_requests(self):
+        return None
 
     def do_version(self):
         return self.held
@@ -106,8 +132,16 @@ class Engine(Actor):
 class RewardModel(Actor):
     """A copy of the reward model: the first reads rows of 64 tokens, each other one longer ones."""
 
+    there = "all"
+
     def do_start(self):
         return 64 + self.index
+
+    def do_offload(self):
+        self.there = "nothing"
+
+    def do_reload(self):
+        self.there = "all"
 
 
 class Light(Actor):
@@ -128,7 +162,7 @@ class Light(Actor):
         return self.said
 
     def do_evaluate(self, *arguments):
-        return (), {"rollout/seconds": 1.0}
+        return (), {"rollout/failed": 0.0, "rollout/seconds": 1.0}
 
     def do_judge(self, *arguments):
         return self.said
@@ -157,9 +191,6 @@ class Groups:
     def check_cluster(self):
         pass
 
-    def strays(self):
-        return []
-
     def count(self, role):
         return self._counts.get(role, 0)
 
@@ -178,6 +209,12 @@ class Groups:
 
     async def _renew(self, names):
         return None
+
+    def reserve(self, seconds):
+        self.calls.append(("slots", None, "reserve"))
+
+    def discard(self):
+        self.kill([*self.names, "keeper"])
 
     def kill(self, names):
         self.killed += names

@@ -13,7 +13,8 @@ import uuid
 from types import SimpleNamespace
 
 import pytest
-from cluster_samples import FakeEngine, Method, config
+from cluster_samples import FakeEngine, Method
+from minimal_config import config
 from ray.exceptions import RayActorError
 
 from rlhf_core.agents.loading import load_agent
@@ -48,7 +49,7 @@ GAME = """
             }
 """
 PROMPTS, SAMPLES = 6, 2
-DRAW = Draw(iteration=0, version=0, cursor=PromptCursor(), prompts=PROMPTS)
+DRAW = Draw(iteration=0, oldest_version=0, cursor=PromptCursor(), prompts=PROMPTS)
 
 
 class Engine(FakeEngine):

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cluster_samples import config, row
+from cluster_samples import row
+from minimal_config import config
 
 from rlhf_core.cluster.experience import make_experience
 from rlhf_core.records import ActionRange, RewardStatus, StepReward, StopReason, VersionSpan, action_mask

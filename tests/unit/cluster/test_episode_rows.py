@@ -12,7 +12,8 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from cluster_samples import config, failed, row, scored
+from cluster_samples import failed, row, scored
+from minimal_config import config
 from test_experience import made
 
 from rlhf_core.agents import FailureWatch

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from cluster_samples import config, failed, row, scored
+from cluster_samples import failed, row, scored
+from minimal_config import config
 
 from rlhf_core.cluster.experience import make_experience
 from rlhf_core.cluster.selection import trainable, with_rewards
@@ -15,10 +16,11 @@ def logprobs(rows, value):
 
 
 def made(rows, *overrides, old=-0.5, ref=None, values=None, kl_coef=0.0):
-    """``values``: of the critic, one list a row."""
+    """``old`` None: nobody was asked. ``values``: of the critic, one list a row."""
+    olds = None if old is None else logprobs(rows, old)
     refs = None if ref is None else logprobs(rows, ref)
     said = None if values is None else {r.key: np.array(v, np.float32) for r, v in zip(rows, values, strict=True)}
-    return make_experience(rows, logprobs(rows, old), refs, said, kl_coef, config(*overrides))
+    return make_experience(rows, olds, refs, said, kl_coef, config(*overrides))
 
 
 def last(experience):
@@ -236,3 +238,13 @@ def test_mismatch_is_measured_on_action_tokens():
     assert metrics["mismatch/logprob_abs_mean"] == pytest.approx(0.25)
     assert metrics["mismatch/logprob_abs_max"] == pytest.approx(0.25)
     assert metrics["mismatch/effective_share"] == pytest.approx(1.0)  # all weights are equal
+
+
+def test_what_the_policy_says_in_its_update_is_left_to_that():
+    """With a KL as a loss: it is measured there, too."""
+    [made_of], metrics = made([row(reward=1.0)], *KL, "algo.kl.use_loss=true", old=None, ref=-0.5, kl_coef=0.1)
+
+    assert made_of.old_logprobs is None
+    assert made_of.ref_logprobs.tolist() == pytest.approx([0, 0, -0.5, -0.5])
+    assert made_of.returns.tolist() == pytest.approx([0, 0, 1, 1])
+    assert not [name for name in metrics if name.startswith(("mismatch/", "kl/"))]

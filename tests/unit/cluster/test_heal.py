@@ -1,7 +1,7 @@
 """A stage whose workers die: they are made again, and it runs again; and the calls that turn a death into an error."""
 
 import pytest
-from cluster_samples import config
+from minimal_config import config
 from ray.exceptions import RayActorError
 
 from rlhf_core.cluster import scoring_worker

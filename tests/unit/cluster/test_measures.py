@@ -4,7 +4,8 @@ import hashlib
 import math
 
 import pytest
-from cluster_samples import config, failed, row
+from cluster_samples import failed, row
+from minimal_config import config
 
 from rlhf_core.cluster.measures import (
     RolloutTally,
@@ -13,7 +14,6 @@ from rlhf_core.cluster.measures import (
     readable,
     reward_metrics,
     source_metrics,
-    staleness_metrics,
     tally_rollout,
 )
 from rlhf_core.records import EpisodeRows, RewardResult, RewardStatus, StopReason, VersionSpan
@@ -69,14 +69,6 @@ def test_rounds_are_reported_as_one_rollout():
     rounds = [tally_rollout(rows[:2], 1.0), tally_rollout(rows[3:], 3.0, found=rows[2:3])]
 
     assert sum(rounds, RolloutTally()).metrics() == tally_rollout(rows, 4.0).metrics()
-
-
-def test_staleness_is_how_far_the_policy_has_moved_since_a_token_was_spoken():
-    """Version 5 is trained: 2 tokens of version 5, 4 of version 4, 2 of version 3."""
-    spans = (VersionSpan(2, 6, 4), VersionSpan(6, 8, 3))
-    rows = [row(version_spans=(VersionSpan(2, 4, 5),)), row(sample=1, answer=6, version_spans=spans)]
-
-    assert staleness_metrics(rows, 5) == {"rollout/staleness_max": 2.0, "rollout/staleness_mean": 1.0}
 
 
 def test_of_a_replay_it_is_said_which_versions_of_its_source_spoke():

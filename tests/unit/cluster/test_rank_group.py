@@ -3,12 +3,14 @@
 The log and its checkpoints are real; a rank follows a script: its weights are the list of the updates it took.
 """
 
+import asyncio
 import uuid
 
 import pytest
-from cluster_samples import config
+from minimal_config import config
 from scripted_actors import Groups, Office, Rank, digest
 
+from rlhf_core.cluster import rank_group
 from rlhf_core.cluster.rank_group import RankGroup, Recorded, TrainedGroup
 from rlhf_core.cluster.rank_worker import NOT_STARTED, Seat
 from rlhf_core.errors import LeaseError, TrainingError, WorkerError
@@ -290,3 +292,22 @@ async def test_a_process_that_lost_its_lease_asks_and_ends_nobody():
             await act
     assert world.state == [(0, [])]
     assert list(world.groups.alive) == ["critic-0"]
+
+
+async def test_ranks_that_are_busy_for_an_earlier_attempt_are_waited_for(monkeypatch):
+    """Taken for dead, they would be trained anew from the last checkpoint on."""
+    monkeypatch.setattr(rank_group, "PING_SECONDS", 0.05)
+    world = await (await World(ranks=2).begin()).train(3)
+    before, saved = list(world.group.ranks), asyncio.Event()
+
+    async def answer():
+        await saved.wait()
+        return 3
+
+    monkeypatch.setattr(before[0], "do_ping", answer, raising=False)
+    monkeypatch.setattr(before[0], "do_version", answer, raising=False)
+    asyncio.get_running_loop().call_later(0.3, saved.set)
+
+    await world.begin()
+
+    assert world.group.ranks == before

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from cluster_samples import FakeEngine, all_at_once, dies_after, generation, never, one_by_one, request
+from cluster_samples import FakeEngine, Method, all_at_once, dies_after, generation, never, one_by_one, request
 from ray.exceptions import ActorUnavailableError, ObjectLostError, RayActorError, WorkerCrashedError
 
 from rlhf_core.cluster import router as router_module
@@ -229,3 +229,66 @@ async def test_nothing_is_left_behind():
 
     assert router._streams == set()
     assert [lane.in_flight for lane in router._lanes] == [0]
+
+
+# --- requests that nobody waits for
+
+
+async def asked(router, *requests):
+    """Tasks that wait for the answers, once the engines have the requests."""
+    waiting = [asyncio.create_task(router.generate(r)) for r in requests]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return waiting
+
+
+async def test_who_is_cancelled_takes_its_request_back():
+    engine = FakeEngine(never)
+    router = EngineRouter([engine], 3600)
+    waiting = await asked(router, *(request(f"r{i}") for i in range(4)))
+
+    for task in waiting[:2]:
+        task.cancel()
+    await asyncio.wait(waiting[:2])
+    await asyncio.sleep(0.01)
+
+    assert engine.aborted == [["r0", "r1"]], "one call for a tick"
+    assert [task.done() for task in waiting] == [True, True, False, False]
+    await router.close()
+
+
+async def test_an_engine_that_is_gone_is_not_mourned_by_those_who_left():
+    engine = FakeEngine(never)
+    router = EngineRouter([engine], 3600)
+
+    async def dead(request_ids):
+        raise RayActorError()
+
+    engine.abort_requests = Method(dead)
+    [waiting] = await asked(router, request("r0"))
+    waiting.cancel()
+    await asyncio.wait([waiting])
+
+    await router.close()
+
+    assert router._aborts == set()
+
+
+async def test_close_takes_back_what_is_open():
+    engine = FakeEngine(never)
+    router = EngineRouter([engine], 3600)
+    await asked(router, request("r0"), request("r1"))
+
+    await router.close()
+
+    assert engine.aborted == [["r0", "r1"]]
+
+
+async def test_homes_are_forgotten_in_the_end(monkeypatch):
+    monkeypatch.setattr(router_module, "MOST_HOMES", 3)
+    router = EngineRouter([FakeEngine()], 1)
+
+    for number in range(9):
+        await router.generate(request("r", f"g{number}"))
+
+    assert list(router._homes) == ["g6", "g7", "g8"]

@@ -1,71 +1,17 @@
 """The processes of a run: which are started, asked and made again. They follow a script; the log is real."""
 
+import asyncio
 import time
-import uuid
 from types import SimpleNamespace
 
 import pytest
-from cluster_samples import config
-from scripted_actors import Groups, digest
+from minimal_config import config
+from scripted_actors import digest
+from session_rig import Run
 
-from rlhf_core.cluster.session import PlannedSteps, RunSession
+from rlhf_core.cluster import rank_group
+from rlhf_core.cluster.session import PlannedSteps
 from rlhf_core.errors import ClusterLostError, LeaseError, WorkerError
-from rlhf_core.records import Stage, StageManifest
-from rlhf_core.storage import RunStore
-
-EVERYBODY = {"engine": 2, "policy": 1, "critic": 1, "reference": 1, "reward": 2, "rollout": 1, "scoring": 1}
-
-
-class Held:
-    """The run's lease in storage."""
-
-    seconds, released = 60.0, False
-
-    def __init__(self, store):
-        self.run_store, self.expires_at = store, time.time() + 60
-
-    def renew(self):
-        self.expires_at = time.time() + 60
-
-    def release(self):
-        self.released = True
-
-
-class Run:
-    """A session whose log holds so many updates."""
-
-    def __init__(self, updates=0, **counts):
-        checked = config("run.max_restarts=1")
-        store = RunStore("run", f"memory://{uuid.uuid4().hex}")
-        self.groups, self.lease = Groups(**(EVERYBODY | counts)), Held(store)
-        self.session = RunSession(SimpleNamespace(config=checked, store=store, device="cpu"), self.groups, self.lease)
-        for k in range(updates):
-            store.commit(StageManifest("run", k, Stage.EXPERIENCE, (), 0, 0, k))
-            done = range(k + 1)
-            body = {"digest": digest("policy", done), "critic_digest": digest("critic", done), "kl_coef": 0.1}
-            store.commit(StageManifest("run", k, Stage.UPDATE, (), 0, 0, k, body=body))
-
-    async def open(self):
-        async def plan_steps(facts):
-            assert facts == "facts"
-            return PlannedSteps(policy=10, critic=12)
-
-        await self.session.open(plan_steps)
-        return self
-
-    async def at(self, version):
-        """Open, at the version; what was made and asked until now is forgotten."""
-        await self.open()
-        await self.session.ensure(version)
-        self.groups.made.clear()
-        self.groups.calls.clear()
-        return self
-
-    def __getitem__(self, name):
-        return self.groups.alive[name]
-
-    def asked(self, *methods):
-        return [(role, index, method) for role, index, method in self.groups.calls if method in methods]
 
 
 @pytest.fixture
@@ -158,7 +104,7 @@ async def test_a_replay_needs_neither_engines_nor_a_rollout_worker():
         return PlannedSteps(policy=10, critic=12)
 
     await run.session.open(plan_steps)
-    await run.session.ensure(2)
+    await run.ready(2)
 
     assert told == [None]
     assert not {"rollout", "engine-0"} & set(run.groups.made)
@@ -171,7 +117,7 @@ async def test_a_replay_needs_neither_engines_nor_a_rollout_worker():
 
 
 async def test_where_everybody_is_ready_nothing_is_done(run) -> None:
-    await run.session.ensure(2)
+    await run.ready(2)
 
     assert run.groups.made == []
     assert run.asked("start", "update", "sync", "restore") == []
@@ -194,7 +140,7 @@ async def test_who_is_dead_is_made_again_and_nobody_else(run, dead, again, updat
     for name in dead:
         run[name].dead = True
 
-    await run.session.ensure(2)
+    await run.ready(2)
 
     assert sorted(run.groups.made) == again
     assert [role for role, _, _ in run.asked("update")] == [role for role in updated for _ in range(2)]
@@ -206,7 +152,7 @@ async def test_who_is_dead_is_made_again_and_nobody_else(run, dead, again, updat
 async def test_an_engine_that_lags_behind_gets_the_weights(run) -> None:
     run["engine-0"].held = 1
 
-    await run.session.ensure(2)
+    await run.ready(2)
 
     assert (run.groups.made, run.asked("sync")) == ([], [("policy", 0, "sync")])
     assert run["engine-0"].held == 2
@@ -217,7 +163,7 @@ async def test_a_sync_that_leaves_an_engine_behind_is_its_death(run, monkeypatch
     run["engine-0"].held = 1
 
     with pytest.raises(WorkerError, match=r"the engines hold versions \[1, 2\], not 2"):
-        await run.session.ensure(2)
+        await run.ready(2)
 
 
 async def test_a_stage_whose_critic_dies_is_run_again(run) -> None:
@@ -239,7 +185,7 @@ def of_stage(stage, failed):
         said = SimpleNamespace(tally=SimpleNamespace(failed=failed))
         return said, lambda session: session.rollout(SimpleNamespace(iteration=2))
     if stage == "evaluation":
-        return ({"eval/failed": float(failed)}, [], []), lambda session: session.evaluate(2)
+        return ({"eval/failed": float(failed)}, [], []), lambda session: session.judge(2, ())
     said = SimpleNamespace(failures={"its process was killed by SIGKILL": failed} if failed else {})
     return said, lambda session: session.score(2, [], {})
 
@@ -263,11 +209,22 @@ async def test_failed_samples_are_believed_only_while_the_cluster_lives(run, mon
 
 async def test_the_failures_of_an_evaluation_are_doubted_too(run, monkeypatch) -> None:
     run["scoring"].said, ask = of_stage("evaluation", failed=1)
-    assert (await ask(run.session))[1]["eval/failed"] == 1
+    assert (await ask(run.session))[0]["eval/failed"] == 1
 
-    monkeypatch.setattr(run.groups, "check_cluster", lambda: setattr(run["rollout"], "dead", True))
+    monkeypatch.setattr(run.groups, "check_cluster", lambda: setattr(run["scoring"], "dead", True))
     with pytest.raises(WorkerError, match="evaluation of version 2: samples failed in a process that has died since"):
         await ask(run.session)
+
+
+async def test_the_failures_of_its_answers_too(run, monkeypatch) -> None:
+    monkeypatch.setattr(run["rollout"], "do_evaluate", lambda *arguments: ((), {"rollout/failed": 1.0}))
+    assert (await run.session.answer(2))[1] == {"rollout/failed": 1.0}
+
+    monkeypatch.setattr(run.groups, "check_cluster", lambda: setattr(run["rollout"], "dead", True))
+    with pytest.raises(
+        WorkerError, match="answers of the evaluation of version 2: samples failed in a process that has died"
+    ):
+        await run.session.answer(2)
 
 
 @pytest.mark.parametrize("stage", ["rollout", "scoring"])
@@ -297,8 +254,17 @@ async def test_a_run_without_a_critic_says_nothing_of_one() -> None:
     await run.session.close(keep_actors=True)
 
 
-async def test_every_model_scores_the_rows(run) -> None:
+async def test_the_policy_is_not_asked_for_what_its_update_will_say(run) -> None:
     await run.session.assemble(2, None, None, 0.1)
+
+    assert sorted(run.asked("logprobs", "values")) == [("critic", 0, "values"), ("reference", 0, "logprobs")]
+
+
+async def test_every_model_scores_the_rows_of_several_optimizer_steps() -> None:
+    run = await Run(2, "train.max_epochs=2").at(2)
+
+    await run.session.assemble(2, None, None, 0.1)
+    await run.session.close(keep_actors=True)
 
     assert sorted(run.asked("logprobs", "values")) == [
         ("critic", 0, "values"),
@@ -316,6 +282,46 @@ async def test_a_rank_that_dies_while_rows_are_scored_is_a_death_whoever_complai
     with pytest.raises(error, match="connection closed by peer"):
         await run.session.assemble(2, None, None, 0.1)
     await run.session.close(keep_actors=True)
+
+
+def busy(ranks, monkeypatch):
+    """They answer nobody for a while, longer than a ping may take: a rank takes one call after the other."""
+    monkeypatch.setattr(rank_group, "PING_SECONDS", 0.05)
+    done = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.3, done.set)
+    for rank in ranks:
+        for method in ("do_ping", "do_version"):
+
+            async def call(answer=getattr(rank, method)):  # noqa: B008  each its own
+                await done.wait()
+                return answer()
+
+            monkeypatch.setattr(rank, method, call, raising=False)
+
+
+async def test_ranks_that_are_busy_for_a_worker_that_died_are_not_taken_for_dead(run, monkeypatch) -> None:
+    """Else they would be made again, and every update since the newest checkpoint with them."""
+    run["scoring"].dies_in = "assemble"
+
+    async def assemble():
+        busy([run["policy-0"], run["critic-0"], run["reference-0"]], monkeypatch)
+        await run.session.assemble(2, None, None, 0.1)
+
+    await run.session.heal(2, assemble)
+
+    assert run.groups.made == ["scoring"]
+
+
+async def test_a_policy_that_is_still_saving_when_the_critic_dies_is_not_taken_for_dead(run, monkeypatch) -> None:
+    run["critic-0"].dies_in = "save"
+
+    async def save():
+        busy([run["policy-0"]], monkeypatch)
+        return await run.session.save(2)
+
+    await run.session.heal(2, save)
+
+    assert run.groups.made == ["critic-0"]
 
 
 async def test_both_models_are_in_a_checkpoint(run) -> None:

@@ -187,3 +187,18 @@ async def test_close_ends_what_is_open_and_waits_for_no_engine_that_hangs():
         await router.close()
 
     assert (fine.closed, hangs.closed) == (["a"], [])
+
+
+async def test_sessions_that_are_over_are_forgotten_in_the_end(monkeypatch):
+    """But for those still open, however old."""
+    monkeypatch.setattr(router_module, "MOST_HOMES", 4)
+    router = SessionRouter([Engine()])
+    await router.open_session(request("old"))
+
+    for number in range(12):
+        await router.open_session(request(f"s{number}", f"g{number}"))
+        await router.close_session(f"s{number}")
+
+    assert len(router._home_of) <= 5
+    assert len(router._home_of_group) <= 4
+    assert (await router.close_session("old")).session_id == "old"

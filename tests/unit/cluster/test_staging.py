@@ -1,5 +1,6 @@
 """The folder in which a worker keeps a checkpoint on its way: bounded, and left behind by no crash for long."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -70,6 +71,16 @@ def test_a_full_disk_is_named_whatever_the_library_says(monkeypatch, free, kind,
 
     with pytest.raises(kind, match=said), staging(STORE, "policy-0"):
         raise RuntimeError("unexpected pos 576 vs 534")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+def test_a_folder_of_another_user_is_refused(temporary):
+    theirs = temporary / f"rlhf-staging-{os.getuid()}"
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+
+    with pytest.raises(StorageError, match=f"{theirs} belongs to another user"), staging(STORE, "policy-0"):
+        pass
 
 
 def test_workers_and_runs_do_not_meet():

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from cluster_samples import config
+from minimal_config import config
 
 from rlhf_core.agents import TurnLimits
 from rlhf_core.cluster.rollout_worker import RolloutWorker

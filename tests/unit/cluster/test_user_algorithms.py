@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from cluster_samples import config, row
+from cluster_samples import row
+from minimal_config import config
 from test_experience import last, made
 
 from rlhf_core.cluster.context import WorkerContext

@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from cluster_samples import config
+from minimal_config import config
 
 from rlhf_core.cluster.context import WorkerContext
 from rlhf_core.data import models_of, pin_models

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import pytest
 from config_samples import config
 
 from rlhf_core.config.chain import StageConfig
 from rlhf_core.config.document import render
 from rlhf_core.config.retrain import RetrainConfig
-from rlhf_core.config.rules import NOT_BUILT
 from rlhf_core.config.supervised import SupervisedConfig
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
@@ -42,11 +40,3 @@ def test_every_key_has_a_row_with_a_meaning():
 
     assert set(rows) == {*keys(config().model_dump()), *supervised_keys(), *chain_keys(), *retrain_keys()}
     assert [line for line in render().splitlines() if line.startswith("| `") and not line.split("|")[3].strip()] == []
-
-
-@pytest.mark.parametrize("key", sorted(NOT_BUILT))
-def test_a_key_that_is_not_built_is_marked(key):
-    rows = [line for line in render().splitlines() if line.startswith((f"| `{key}`", f"| `{key}."))]
-
-    assert rows
-    assert [row for row in rows if "*(not yet)*" not in row] == []

@@ -38,3 +38,19 @@ def test_the_context_is_the_data_length_unless_it_is_said():
 def test_a_reference_model_is_made_for_kl_only():
     assert not config().needs_reference
     assert config("algo.kl.init_coef=0.01").needs_reference
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reuses"),
+    [
+        ([], True),
+        (["train.batch_size=1024"], True),
+        (["train.batch_size=512"], False),
+        (["train.max_epochs=2"], False),
+        (["algo.kl.init_coef=0.01"], False),
+        (["algo.kl.init_coef=0.01", "algo.kl.use_loss=true"], True),
+        (["train.async_enable=true"], True),
+    ],
+)
+def test_log_probs_before_the_only_step_are_those_of_the_update(overrides, reuses):
+    assert config(*overrides).reuses_logprobs is reuses

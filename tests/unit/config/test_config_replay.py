@@ -45,6 +45,32 @@ def test_the_correction_can_be_turned_off():
     assert not derived(body(), "algo.advantage.is_correction_enable=false").algo.advantage.is_correction_enable
 
 
+PARTIAL = (
+    "train.async_enable=true",
+    "train.async_queue_size=2",
+    "train.partial_rollout_enable=true",
+    "train.partial_rollout_mask_old=true",
+    "rollout.vllm_generate_batch_size=192",
+)
+UNCORRECTED = (
+    "train.async_enable=true",
+    "algo.advantage.is_correction_enable=false",
+    "train.allow_uncorrected=true",
+)
+
+
+@pytest.mark.parametrize("source", [PARTIAL, UNCORRECTED])
+def test_a_run_whose_iterations_overlapped_is_replayed_one_after_the_other(source):
+    recorded = body(*source)
+
+    config = derived(recorded, "algo.advantage.estimator=rloo")
+
+    assert (config.overlaps, config.carries_unfinished, config.max_age) == (False, False, None)
+    assert config.train.partial_rollout_mask_old == (source is PARTIAL)
+    assert config.corrects_mismatch
+    assert not check_replay(source_config(recorded, URL), config)
+
+
 @pytest.mark.parametrize(
     ("change", "rewards"),
     [
@@ -70,6 +96,7 @@ def test_answers_are_scored_again_where_what_scores_them_changes(change, rewards
         "vllm.num_engines=2",
         "train.num_episodes=2",
         "agent.max_turns=3",
+        "train.async_enable=true",
     ],
 )
 def test_what_was_sampled_belongs_to_the_source(change):
@@ -80,7 +107,14 @@ def test_what_was_sampled_belongs_to_the_source(change):
 
 
 @pytest.mark.parametrize(
-    "change", ["rollout.micro_batch_size=2", "train.max_epochs=2", "actor.adam.lr=1e-3", "train.seed=5"]
+    "change",
+    [
+        "rollout.micro_batch_size=2",
+        "train.max_epochs=2",
+        "actor.adam.lr=1e-3",
+        "train.seed=5",
+        "train.colocate_all=true",
+    ],
 )
 def test_how_it_is_trained_does_not(change):
     assert not filters_anew(body(), change)

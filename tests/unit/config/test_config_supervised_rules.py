@@ -17,11 +17,48 @@ def config(*overrides):
 
 CASES = {
     # rule -> [(overrides, fragments of the message)]
-    "only_what_is_built": [
-        (["ds.packing_samples=true"], ["ds.packing_samples=True", "not available in this version", "remove the key"]),
+    "nothing_sleeps": [(["ds.enable_sleep=true"], ["ds.enable_sleep", "no engine shares the GPUs", "remove it"])],
+    "packed_samples_stay_apart": [
+        (["ds.packing_samples=true", "ds.attn_implementation=eager"], ["ds.packing_samples", "use sdpa or"]),
+    ],
+    "rows_divide": [
+        (
+            ["ds.packing_samples=true", "ds.sequence_parallel_size=2"],
+            ["ds.sequence_parallel_size=2", "the 1 ranks of model.num_nodes", "use a divisor"],
+        ),
+    ],
+    "layers_divide": [
+        (
+            ["ds.tensor_parallel_size=2", "model.optim=muon"],
+            [
+                "ds.tensor_parallel_size=2 does not divide the 1 ranks of model.num_nodes × model.num_gpus_per_node",
+                "model.optim='muon', which orthogonalises whole matrices: use adam",
+            ],
+        ),
+    ],
+    "copies_are_of_shards": [
+        (["ds.zpg=2", "model.num_gpus_per_node=2"], ["ds.zpg=2", "set ds.zero_stage=3 (it is 2)"]),
+    ],
+    "offload_has_shards": [
+        (["ds.adam_offload=true", "model.optim=muon"], ["ds.adam_offload=true", "model.optim='muon'", "use adam"]),
     ],
     "universal_is_whole": [
         (["ds.use_universal_ckpt=true", "ds.param_dtype=fp16"], ["ds.use_universal_ckpt", "use bf16 or fp32"]),
+    ],
+    "adapters_are_whole": [
+        (["ds.load_in_4bit=true"], ["ds.load_in_4bit freezes the model", "ds.lora.rank=0", "set ds.lora.rank"]),
+        (
+            ["ds.load_in_4bit=true", "ds.lora.rank=8", "ds.param_dtype=fp16"],
+            ["ds.load_in_4bit computes in bf16", "ds.param_dtype='fp16'"],
+        ),
+        (
+            ["ds.load_in_4bit=true", "ds.lora.rank=8", "ds.zero_stage=3"],
+            ["ds.load_in_4bit keeps the packed weights whole", "ds.zero_stage=3", "use 2"],
+        ),
+        (
+            ["ds.lora.rank=8", "ds.tensor_parallel_size=2"],
+            ["ds.lora.rank=8", "ds.tensor_parallel_size=2", "use ds.zero_stage=3"],
+        ),
     ],
     "muon_is_not_clipped": [
         (["model.optim=muon", "model.max_norm=0.5"], ["model.max_norm=0.5", "model.optim='muon'", "remove it"]),
@@ -63,6 +100,17 @@ CASES = {
     "registered_model_is_named": [
         (["logger.mlflow_model=a/b"], ["logger.mlflow_model='a/b' cannot name a registered model", "without / :"]),
         (["logger.mlflow_model=' '"], ["logger.mlflow_model=' '", "up to 256 characters"]),
+    ],
+    "metrics_have_a_place": [
+        (
+            ["logger.tensorboard_dir=s3://bucket/curves"],
+            ["logger.tensorboard_dir='s3://bucket/curves'", "name a folder"],
+        ),
+        (
+            ["logger.wandb.mode=offline"],
+            ["logger.wandb.org, .group and .mode", "without logger.wandb.project", "remove them"],
+        ),
+        (["logger.prometheus_host=0.0.0.0"], ["logger.prometheus_host='0.0.0.0'", "set the port, or 0"]),
     ],
     "label_smoothing_is_dpo": [
         (["dpo.loss=ipo", "dpo.label_smoothing=0.1"], ["dpo.label_smoothing=0.1", "dpo.loss='ipo'", "set it to 0"]),

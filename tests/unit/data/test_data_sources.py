@@ -109,7 +109,7 @@ def test_function_gets_typed_arguments(task_file):
     [
         ("rows", r"missing a required argument: 'count'; its signature is rows\(count, split='train', scale=1.0\)"),
         ("rows?count=1&sede=2", "unexpected keyword argument 'sede'"),
-        ("rows?count", "key=value&key=value"),
+        ("rows?count", "name=value&name=value"),
         ("nothing", "has no function 'nothing'"),
         ("wrong", "row 0: a str instead of a dict"),
     ],

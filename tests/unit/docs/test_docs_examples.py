@@ -40,7 +40,7 @@ from rlhf_core.config import (
 )
 from rlhf_core.config.document import render
 from rlhf_core.config.model import Config
-from rlhf_core.config.rules import NOT_BUILT, value_at
+from rlhf_core.config.rules import value_at
 from rlhf_core.data import load_tokenizer, supervised_examples
 from rlhf_core.records import (
     ActionRange,
@@ -313,28 +313,14 @@ def flag_rows() -> list[tuple[list[str], str]]:
     return [(KEY.findall(row[1]), row[2]) for row in rows if row[2]]
 
 
-def not_yet() -> list[str]:
-    return [key for keys, status in flag_rows() if status == "not yet" for key in keys]
-
-
 def test_the_flag_tables_are_found():
     assert len(flag_rows()) > 120
-    assert {status for _, status in flag_rows()} == {"same", "differs", "not yet", "replaced", "no key"}
+    assert {status for _, status in flag_rows()} == {"same", "differs", "replaced", "no key"}
 
 
 @pytest.mark.parametrize("key", [key for keys, _ in flag_rows() for key in keys])
 def test_a_key_of_the_flag_table_exists(key):
     value_at(config_of("{}"), key)
-
-
-@pytest.mark.parametrize("key", not_yet())
-def test_a_key_that_is_said_to_be_missing_is_refused(key):
-    assert any(key == name or key.startswith(f"{name}.") for name in NOT_BUILT)
-
-
-@pytest.mark.parametrize("key", NOT_BUILT)
-def test_a_key_that_is_refused_is_said_to_be_missing(key):
-    assert any(said == key or said.startswith(f"{key}.") for said in not_yet())
 
 
 def test_a_key_has_one_status():

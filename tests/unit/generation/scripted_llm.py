@@ -79,10 +79,20 @@ class ScriptedLlm:
         await self._do("update_weight_version")
         self.version = version
 
+    # --- sleep
+
+    async def sleep(self, level):
+        await self._do(f"sleep {level}")
+
+    async def wake_up(self, tags):
+        await self._do(f"wake_up {' '.join(tags)}")
+
     async def _do(self, name):
         self.calls.append(name)
         fault = self.faults.get(name)
         if isinstance(fault, Exception):
             raise fault
+        if isinstance(fault, asyncio.Event):
+            await fault.wait()
         if fault == "hang":
             await asyncio.sleep(3600)

@@ -200,8 +200,11 @@ async def test_an_engine_that_never_answers_is_a_deadline_error_and_a_retry_work
 
 
 async def test_a_cancelled_update_leaves_the_engine_silent():
-    llm = ScriptedLlm()
+    """It stays paused: what is in flight would wait for good."""
+    llm = ScriptedLlm(silent=True)
     engine = engine_on(llm)
+    in_flight = asyncio.create_task(engine.generate(request("early")))
+    await asyncio.sleep(0.01)
     llm.faults["update_weights"] = "hang"
     update = asyncio.create_task(engine.update_weights(UPDATE))
     await asyncio.sleep(0.01)
@@ -209,8 +212,82 @@ async def test_a_cancelled_update_leaves_the_engine_silent():
     update.cancel()
     await asyncio.wait([update])
 
-    with pytest.raises(WorkerError, match="version 1 was cut off"):
-        await engine.generate(request())
+    for task in (in_flight, engine.generate(request("late"))):
+        with pytest.raises(WorkerError, match="version 1 was cut off"):
+            await task
+    assert llm.aborted == ["1-0-internal"]
+
+
+async def test_an_engine_that_dies_while_its_weights_change_leaves_nobody_waiting_case_46():
+    llm = ScriptedLlm(silent=True)
+    engine = engine_on(llm)
+    batch = asyncio.create_task(collect(engine, [request("a"), request("b")]))
+    await asyncio.sleep(0.01)
+    one = asyncio.create_task(engine.generate(request("c")))
+    await asyncio.sleep(0.01)
+    llm.faults["update_weights"] = "hang"
+    update = asyncio.create_task(engine.update_weights(UPDATE))
+    late = asyncio.create_task(engine.generate(request("d")))
+    await asyncio.sleep(0.01)
+
+    llm.errored = True
+
+    with pytest.raises(WeightSyncError, match="died before it answered"):
+        await update
+    for task in (batch, one, late):
+        with pytest.raises(WorkerError):
+            await task
+
+
+async def test_a_request_that_times_out_while_the_weights_change_is_dropped_and_the_update_goes_on():
+    llm = ScriptedLlm(silent=True)
+    engine = engine_on(llm, request_timeout=0.05)
+    in_flight = asyncio.create_task(engine.generate(request()))
+    await asyncio.sleep(0.01)
+    llm.faults["update_weights"] = asyncio.Event()
+    update = asyncio.create_task(engine.update_weights(UPDATE))
+
+    with pytest.raises(DeadlineError):
+        await in_flight
+    assert llm.aborted == ["1-0-internal"]
+    llm.faults["update_weights"].set()
+    await update
+
+    assert engine.version == 1
+
+
+async def test_an_update_waits_for_a_batch_that_is_being_added_and_for_nothing_else():
+    llm = ScriptedLlm(silent=True)
+    engine = engine_on(llm)
+    batch = asyncio.create_task(collect(engine, [request(str(index)) for index in range(50)]))
+    await asyncio.sleep(0)
+    update = asyncio.create_task(engine.update_weights(UPDATE))
+    later = asyncio.create_task(collect(engine, [request("later")]))
+    await update
+    await asyncio.sleep(0.01)
+
+    for internal_id in list(llm.request_states):
+        llm.finish(internal_id)
+    await asyncio.gather(batch, later)
+
+    steps = [call for call in llm.calls if call != "add"]
+    assert steps[:3] == ["pause keep True", "resume", "prepare_weight_update"]
+    assert llm.calls.index("prepare_weight_update") > 50  # behind the whole batch
+    assert llm.calls[-1] == "add"  # and the busy engine is not paused for what comes after the update
+
+
+async def test_an_engine_that_does_not_pause_for_a_batch_holds_up_nobody_case_40():
+    """It lives, and does not answer: a weight update would wait for the batch."""
+    llm = ScriptedLlm()
+    engine = engine_on(llm, sync_timeout=0.02)
+    llm.faults = {"pause keep True": "hang", "prepare_weight_update": "hang"}
+
+    with pytest.raises(WorkerError, match=r"did not pause within 0.02 s"):
+        await collect(engine, [request()])
+    with pytest.raises(WorkerError, match=r"did not pause within 0.02 s"):
+        await engine.check_health()
+    with pytest.raises(DeadlineError, match="step 'prepare'"):
+        await engine.update_weights(UPDATE)
 
 
 async def test_requests_wait_for_an_update_and_speak_with_the_new_version():

@@ -20,7 +20,7 @@ def completion(token_ids=(11, 12, 2), logprobs=(-0.5, -1.0, -0.1), finish="stop"
 
 
 def test_ids_and_logprobs_are_kept_as_sampled_case_73():
-    generation = to_generation(REQUEST, completion(), budget=8, fallback_version=None)
+    generation = to_generation(REQUEST, completion(), budget=8)
 
     assert generation.token_ids == [11, 12, 2]
     assert generation.logprobs == [-0.5, -1.0, -0.1]
@@ -38,7 +38,7 @@ def test_ids_and_logprobs_are_kept_as_sampled_case_73():
     ],
 )
 def test_stop_reasons_cases_70_to_72(finish, stop, budget, reason, detail):
-    generation = to_generation(REQUEST, completion(finish=finish, stop=stop), budget, fallback_version=None)
+    generation = to_generation(REQUEST, completion(finish=finish, stop=stop), budget)
 
     assert (generation.stop_reason, generation.stop_detail) == (reason, detail)
     assert generation.stop_reason.truncated == (finish == "length")
@@ -50,7 +50,7 @@ def test_stop_reasons_cases_70_to_72(finish, stop, budget, reason, detail):
 )
 def test_a_missing_logprob_is_an_error_case_68(logprobs):
     with pytest.raises(GenerationError, match=r"request r1: .*log-prob"):
-        to_generation(REQUEST, completion(logprobs=logprobs), budget=8, fallback_version=None)
+        to_generation(REQUEST, completion(logprobs=logprobs), budget=8)
 
 
 def test_logprobs_of_other_tokens_are_an_error_case_68():
@@ -58,32 +58,29 @@ def test_logprobs_of_other_tokens_are_an_error_case_68():
     output.logprobs.token_ids = [11, 99, 2]
 
     with pytest.raises(GenerationError, match="log-probs"):
-        to_generation(REQUEST, output, budget=8, fallback_version=None)
+        to_generation(REQUEST, output, budget=8)
 
 
 @pytest.mark.parametrize("finish", ["abort", "error", "repetition", None])
 def test_an_aborted_request_is_an_error(finish):
     with pytest.raises(GenerationError, match=f"ended it with {finish!r}"):
-        to_generation(REQUEST, completion(finish=finish), budget=8, fallback_version=None)
+        to_generation(REQUEST, completion(finish=finish), budget=8)
 
 
 def test_spans_of_an_update_in_between_case_31():
     output = completion(versions=((0, 1, "4"), (1, 1, "5"), (1, 3, "6")))
 
-    generation = to_generation(REQUEST, output, budget=8, fallback_version=None)
+    generation = to_generation(REQUEST, output, budget=8)
 
     assert generation.version_spans == [VersionSpan(0, 1, 4), VersionSpan(1, 3, 6)]
 
 
-def test_unreported_version_is_only_filled_in_where_it_is_known():
-    output = completion(versions=None)
-
-    assert to_generation(REQUEST, output, 8, fallback_version=9).version_spans == [VersionSpan(0, 3, 9)]
+def test_an_unreported_version_is_never_guessed():
     with pytest.raises(GenerationError, match="which policy version"):
-        to_generation(REQUEST, output, 8, fallback_version=None)
+        to_generation(REQUEST, completion(versions=None), budget=8)
 
 
 @pytest.mark.parametrize("versions", [(), ((0, 2, "4"),), ((1, 3, "4"),), ((0, 1, "4"), (2, 3, "5"))])
 def test_spans_with_gaps_are_an_error(versions):
     with pytest.raises(GenerationError, match="do not cover 3 tokens"):
-        to_generation(REQUEST, completion(versions=versions), budget=8, fallback_version=None)
+        to_generation(REQUEST, completion(versions=versions), budget=8)

@@ -18,7 +18,8 @@ BASE = {
 
 
 def settings(device="cpu", **vllm) -> EngineSettings:
-    return EngineSettings.from_config(parse_config({**BASE, "vllm": vllm}), "some/model", device)
+    turns = {"colocate_all": vllm.get("sync_backend") == "ipc"}
+    return EngineSettings.from_config(parse_config({**BASE, "vllm": vllm, "train": turns}), "some/model", device)
 
 
 def test_settings_follow_the_configuration():
@@ -27,6 +28,15 @@ def test_settings_follow_the_configuration():
     assert (made.model, made.dtype, made.max_model_len) == ("some/model", "bfloat16", 2048)
     assert (made.max_num_seqs, made.sync_timeout, made.sync_backend) == (64, 7, "shm")
     assert settings(dtype="fp32").dtype == "float32"
+
+
+def test_threads_are_as_many_as_the_run_says(monkeypatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    asked = EngineSettings.from_config(parse_config({**BASE, "run": {"cpu_threads": 5}}), "some/model", "cpu")
+
+    assert asked.cpu_threads == 5
+    assert settings().cpu_threads == 7
+    assert settings(num_engines=2).cpu_threads == 3
 
 
 @pytest.mark.parametrize(
@@ -51,6 +61,33 @@ def test_a_prompt_fits_into_one_step_on_cpu():
     assert not short["enable_chunked_prefill"]
     assert short["max_num_batched_tokens"] >= 512
     assert long["max_num_batched_tokens"] >= 9000
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_only_an_engine_that_keeps_kv_caches_has_another_scheduler(device):
+    partial = {"async_enable": True, "partial_rollout_enable": True}
+    made = [
+        EngineSettings.from_config(parse_config({**BASE, "train": {**partial, **kv}}), "some/model", device)
+        for kv in ({}, {"partial_rollout_kv": "keep"})
+    ]
+
+    assert [settings.partial_rollout_kv for settings in made] == ["recompute", "keep"]
+    recompute, keep = (settings.engine_arguments() for settings in made)
+    assert keep.pop("scheduler_cls").startswith("rlhf_core.generation.kept_kv.")
+    assert keep == recompute
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shares", "backend"), [(1, False, "uni"), (1, True, "uni"), (2, False, "mp"), (2, True, "ray")]
+)
+def test_who_starts_the_workers_of_an_engine(gpus, shares, backend):
+    """Named in every case: in a placement group vLLM would choose Ray, which takes bundles of one GPU only."""
+    actor = {**BASE["actor"], "num_gpus_per_node": gpus}
+    tree = {**BASE, "actor": actor, "vllm": {"tensor_parallel_size": gpus}, "train": {"colocate_all": shares}}
+
+    arguments = EngineSettings.from_config(parse_config(tree), "some/model", "gpu").engine_arguments()
+
+    assert arguments["distributed_executor_backend"] == backend
 
 
 def test_gpu_engines_keep_vllms_defaults():

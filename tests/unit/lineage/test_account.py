@@ -53,7 +53,6 @@ def test_what_the_run_ran_on(ppo):
         "actor.model_name_or_path": "run:sft@2",
         "data.prompt_dataset": ["prompts.jsonl"],
         "reward.functions": [{"args": {}, "name": None, "use": "rewards.py:score", "weight": 1.0}],
-        **{key: value for key, value in record.config["changed"].items() if key == "critic.adam.lr"},
     }
     assert record.checkpoint.weights == {"digest": "ppo-weights-2"}
     assert [file.path for file in record.checkpoint.files] == ["hf/model.safetensors"]

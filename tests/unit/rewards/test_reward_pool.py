@@ -40,7 +40,7 @@ MISBEHAVE = """
             signal.signal(signal.SIGALRM, stop); signal.setitimer(signal.ITIMER_REAL, 0.05); time.sleep(1000)
         if answer == "print": print("to stdout " * 100_000); sys.stderr.write("to stderr"); os.write(1, b"raw")
         if answer == "surrogate": print("\\ud800")
-        if answer == "close": os.closerange(3, 100); time.sleep(1000)
+        if answer == "close": os.closerange(3, 65536); time.sleep(1000)
         return {"None": None, "NaN": float("nan"), "int": 1, "text": "1"}.get(answer, 0.5)
 
     def reward_func(queries, prompts, labels, answers):
@@ -123,6 +123,15 @@ async def test_hung_calls_cost_no_worker(misbehave):
         results = await source.score(samples(["hang"] * 4 + ["x"] * 100))
 
         assert [result.status for result in results] == [TIMED_OUT] * 4 + [OK] * 100
+        assert pool.worker_count == 4
+
+
+async def test_stages_that_score_at_once_lose_nothing_to_each_others_hung_calls(misbehave):
+    """CASE 41 where iterations overlap: the rewards of one and an evaluation of another share the four workers."""
+    async with pooled(misbehave, num_workers=4, timeout=0.5, batch_size=8) as (pool, source):
+        hung, good = await asyncio.gather(source.score(samples(["hang"] * 4)), source.score(samples(["x"] * 100)))
+
+        assert [result.status for result in (*hung, *good)] == [TIMED_OUT] * 4 + [OK] * 100
         assert pool.worker_count == 4
 
 

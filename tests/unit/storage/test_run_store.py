@@ -5,7 +5,7 @@ import pytest
 from storage_samples import assert_same, experience, manifest, reward_row, trajectory
 
 from rlhf_core.errors import ConfigError, ConflictError, CorruptShardError
-from rlhf_core.records import PromptCursor, Round, Stage
+from rlhf_core.records import OpenGroup, PromptCursor, Round, Stage
 from rlhf_core.storage import RunStore
 
 
@@ -181,6 +181,14 @@ def test_a_round_is_recorded_once(run_store):
     assert second == first
     assert run_store.rounds(1) == [first]
     assert run_store.rounds(2) == []
+
+
+def test_a_round_comes_back_with_what_was_in_flight_or_sampled_again(run_store):
+    changes = {"unfinished": (OpenGroup("g7", 2),), "again": ("g1",), "oldest_versions": {"g0": 3}}
+
+    recorded = run_store.record_round(played(**changes))
+
+    assert recorded == played(**changes)
 
 
 def test_rounds_come_back_in_order(run_store):

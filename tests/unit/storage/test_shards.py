@@ -156,6 +156,13 @@ def test_a_shorter_logprob_column_is_refused():
         shards.encode_trajectories([trajectory(), row])
 
 
+@pytest.mark.parametrize("name", ["old_logprobs", "ref_logprobs", "values"])
+def test_experience_without_what_nobody_computed(name):
+    rows = [experience(**{name: None}), experience("g1", 1, **{name: None})]
+
+    assert [getattr(row, name) for row in shards.decode_experience(shards.encode_experience(rows).data)] == [None, None]
+
+
 @pytest.mark.parametrize("name", ["old_logprobs", "ref_logprobs", "values", "advantages", "returns"])
 def test_experience_with_a_missing_number_is_refused(name):
     with pytest.raises(StorageError, match=rf"{name}\[2\] is nan"):

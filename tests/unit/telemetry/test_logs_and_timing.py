@@ -13,9 +13,10 @@ from rlhf_core.telemetry.logs import ROOT
 def root_logger():
     """The project's root logger, put back afterwards."""
     logger = logging.getLogger(ROOT)
-    kept = (logger.handlers[:], logger.level, logger.propagate)
+    kept, factory = (logger.handlers[:], logger.level, logger.propagate), logging.getLogRecordFactory()
     yield logger
     logger.handlers[:], logger.level, logger.propagate = kept
+    logging.setLogRecordFactory(factory)
 
 
 def test_a_line_names_run_worker_and_module(root_logger, capsys):
@@ -34,6 +35,21 @@ def test_configuring_twice_does_not_say_things_twice(root_logger, capsys):
     get_logger("x").info("once")
 
     assert capsys.readouterr().err.count("once") == 1
+
+
+def test_no_line_holds_a_secret(root_logger, capsys, monkeypatch):
+    monkeypatch.setenv("JUDGE_TOKEN", "hush-hush-0123")
+    configure_logging("run", "a")
+
+    try:
+        raise ValueError("hush-hush-0123 is wrong")
+    except ValueError:
+        get_logger("x").exception("the judge refused %s", ("hush-hush-0123",))
+
+    told = capsys.readouterr().err
+    assert "hush" not in told
+    assert "the judge refused ('***',)\nTraceback" in told
+    assert "ValueError: *** is wrong" in told
 
 
 def test_the_level(root_logger, capsys):

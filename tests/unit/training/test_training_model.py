@@ -159,6 +159,17 @@ def test_folder_without_a_model_is_refused_by_name(tmp_path):
         load_causal_lm(tb.config(), str(tmp_path))
 
 
+def test_pickled_weights_are_refused_with_the_remedy(tmp_path):
+    model = LlamaForCausalLM(LlamaConfig(**SIZES))
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+
+    with pytest.raises(
+        TrainingError, match=r"\.safetensors files alone, for a \.bin file is a pickle.*save_pretrained"
+    ):
+        load_causal_lm(tb.config(), str(tmp_path))
+
+
 def test_reward_model_folder_is_refused(tmp_path):
     LlamaForSequenceClassification(LlamaConfig(**SIZES, num_labels=1)).save_pretrained(tmp_path)
 

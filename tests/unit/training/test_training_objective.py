@@ -33,7 +33,7 @@ def test_ppo_golden_row():
     assert part.loss.item() == pytest.approx(0.052385, abs=1e-6)
     assert sums_of(part)["clipped"] / sums_of(part)["tokens"] == 0.5
     assert sums_of(part)["approx_kl"] / sums_of(part)["tokens"] == pytest.approx(0.05, abs=1e-6)
-    assert part.peak.item() == pytest.approx(1.349859, abs=1e-6)
+    assert part.peaks["ratio"].item() == pytest.approx(1.349859, abs=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["token", "sample", "constant_length"])
@@ -169,6 +169,7 @@ def test_filler_has_a_graph_and_adds_nothing():
 
     assert part.loss.item() == 0
     assert not part.sums.any()
+    assert part.peaks.keys() == loss_of(tb.config(), [tb.experience([-1.0])], tb.padded([-1])).peaks.keys()
     assert not logprobs_BT.grad.any()
 
 
@@ -199,3 +200,45 @@ def test_segments_of_an_episode_weigh_as_the_episode(mode):
     ]
 
     torch.testing.assert_close(sum(part.loss for part in two), one.loss)
+
+
+NOW, SAID = [-1.0, -2.0, -0.5], [-1.2, -4.5, -0.4]
+
+
+@pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo"])
+@pytest.mark.parametrize("kind", ["tis", "icepop", "seq-mask-tis"])
+def test_without_old_logprobs_those_of_this_pass_are_they(loss, kind):
+    """Engine and trainer disagree: the weights of both signs of the advantage, and a reference."""
+    config = tb.config(
+        f"actor.policy_loss_type={loss}",
+        f"algo.advantage.is_correction_type={kind}",
+        "algo.advantage.is_correction_enable=true",
+        "actor.eps_clip_low_high=[0.2, 0.3]",
+        "actor.dual_clip=3",
+        "algo.kl.init_coef=0.1",
+        "algo.kl.use_loss=true",
+    )
+    known = [tb.experience(NOW, rollout=SAID, ref=SAID, advantage=a) for a in (1.0, -2.0)]
+    unknown = [dataclasses.replace(row, old_logprobs=None) for row in known]
+    found = []
+    for rows in (known, unknown):
+        logprobs_BT = tb.padded(NOW, NOW)
+        part = loss_of(config, rows, logprobs_BT, kl_coef=0.1)
+        part.loss.backward()
+        found.append((part.loss, part.sums, part.peaks, logprobs_BT.grad))
+
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=0)
+    assert found[1][3].any()
+
+
+def test_how_far_engine_and_trainer_are_apart_is_summed_over_all_action_tokens():
+    """log w = ln 2 and -ln 4, in a row that the correction leaves alone."""
+    row = tb.experience([-1.0, -1.0], rollout=[-1.0 - math.log(2), -1.0 + math.log(4)], constrained=True)
+
+    part = loss_of(tb.config(), [row], tb.padded([-1, -1]))
+
+    sums = sums_of(part)
+    assert (sums["tokens"], sums["compared"]) == (2, 0)
+    assert sums["log_weight_abs"] == pytest.approx(math.log(8))
+    assert (sums["weight"], sums["weight_squared"]) == pytest.approx((2.25, 4.0625))
+    assert part.peaks["log_weight_abs"].item() == pytest.approx(math.log(4))

@@ -22,7 +22,7 @@ def alone():
 
 def part(loss=0.0, ratio_max=1.0, **sums):
     values = torch.tensor([sums.get(name, 0.0) for name in SUMS], dtype=torch.float64)
-    return LossPart(torch.tensor(loss), values, torch.tensor(ratio_max))
+    return LossPart(torch.tensor(loss), values, {"ratio": torch.tensor(ratio_max)})
 
 
 def step_of(*parts):
@@ -69,3 +69,43 @@ def test_rank_knows_its_backend_and_device(device, backend, name):
     rank = RankInfo(5, 8, 3, "127.0.0.1", 29500, device)
 
     assert (rank.backend, str(rank.torch_device)) == (backend, name)
+
+
+@pytest.mark.parametrize(("has_reference", "kl"), [(True, {"kl/mean": 0.5}), (False, {})])
+def test_an_update_that_asks_first_says_what_the_advantages_would(has_reference, kl):
+    """Weights 1 and 3 in two steps."""
+    tally = StepsTally(SUMS)
+    for weight, peak in ((1.0, 0.0), (3.0, math.log(3))):
+        step = part(tokens=1, kl=0.5, weight=weight, weight_squared=weight**2, log_weight_abs=peak)
+        step.peaks["log_weight_abs"] = torch.tensor(peak)
+        tally.add(step_of(step), grad_norm=1)
+
+    told = update_report(tally, lr=0.1, seconds=1, has_reference=has_reference, reuses_logprobs=True)
+    known = update_report(tally, lr=0.1, seconds=1, has_reference=has_reference)
+
+    assert told.advantage_metrics() == pytest.approx(
+        {
+            "mismatch/logprob_abs_mean": math.log(3) / 2,
+            "mismatch/logprob_abs_max": math.log(3),
+            "mismatch/effective_share": 0.8,
+        }
+        | kl
+    )
+    assert known.advantage_metrics() == {}
+    assert told.metrics() == known.metrics()
+
+
+def test_an_update_that_changed_nothing_has_measured_nothing():
+    report = update_report(StepsTally(SUMS), lr=0.1, seconds=1, has_reference=True, reuses_logprobs=True)
+
+    assert report.advantage_metrics() == {}
+
+
+def test_the_largest_of_all_parts_and_steps_counts(alone):
+    steps = StepsTally(SUMS)
+    for ratios in ((1.0, 4.0, 2.0), (3.0,)):
+        step = step_of(*(part(ratio_max=ratio) for ratio in ratios))
+        assert step.reduce()
+        steps.add(step, grad_norm=1)
+
+    assert steps.peaks == {"ratio": 4.0}

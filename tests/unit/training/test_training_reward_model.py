@@ -16,8 +16,8 @@ from rlhf_core.training import reward_model
 ROWS = [[5, 6, 7], [9] * 40, [1], [8, 3], [2] * 17]
 
 
-def load(path, param_dtype="fp32", **options):
-    settings = SimpleNamespace(ds=DeepSpeedConfig(param_dtype=param_dtype), run=RunConfig())
+def load(path, param_dtype="fp32", packs=False, **options):
+    settings = SimpleNamespace(ds=DeepSpeedConfig(param_dtype=param_dtype, packing_samples=packs), run=RunConfig())
     return reward_model.RewardModel(settings, path, **options)
 
 
@@ -42,10 +42,11 @@ def folder(tmp_path_factory):
     return str(path)
 
 
-def test_the_score_is_the_heads_at_the_last_token(folder):
+@pytest.mark.parametrize("packs", [False, True])
+def test_the_score_is_the_heads_at_the_last_token(folder, packs):
     model = classifier()
 
-    scores = load(folder, micro_batch_size=3).score(ROWS)
+    scores = load(folder, packs=packs, micro_batch_size=3).score(ROWS)
 
     for row, score in zip(ROWS, scores, strict=True):
         hidden_1TH = model.model(torch.tensor([row])).last_hidden_state

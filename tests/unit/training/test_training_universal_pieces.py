@@ -10,6 +10,7 @@ from torch import nn
 from rlhf_core.errors import TrainingError
 from rlhf_core.training import universal
 from rlhf_core.training.ranks import RankInfo
+from rlhf_core.training.tensor_parallel import Cut
 from rlhf_core.training.universal import load_universal, save_universal
 
 
@@ -134,3 +135,71 @@ def test_a_damaged_file_is_named(tmp_path):
 
     with pytest.raises(TrainingError, match=r"rank00000-000\.safetensors is damaged"):
         load_universal(*learner(steps=0), tmp_path)
+
+
+# --- layers that are divided over ranks ---------------------------------------------------------------------------------
+
+
+def part_of(whole, index, size):
+    """A rank's part of a learner: rows of the first layer, columns of the second, and the bias of the latter whole."""
+    module, optimizer = learner(steps=0, seed=9, shapes=((3, 4), (4, 2)))
+    cuts = {"0.weight": 0, "0.bias": 0, "1.weight": 1}
+    for name, parameter in module.named_parameters():
+        state = optimizer.state[parameter]
+        for kind, numbers in whole[1].state[dict(whole[0].named_parameters())[name]].items():
+            state[kind] = numbers.clone()
+        parameter.data = dict(whole[0].named_parameters())[name].detach().clone()
+        if name in cuts:
+            parameter.cut = cut = Cut(tuple(parameter.shape), cuts[name], size, index, None)
+            state.update({kind: cut.part(state[kind]).clone() for kind in ("exp_avg", "exp_avg_sq")})
+            parameter.data = cut.part(parameter.data).clone()
+    return module, optimizer
+
+
+def neighbours(size):
+    return [RankInfo(index, size, 0, "127.0.0.1", 0, "cpu", tensor_parallel_size=size) for index in range(size)]
+
+
+def numbers(module, optimizer):
+    """Master weights and moments by parameter and kind."""
+    found = {(name, "fp32"): parameter.detach() for name, parameter in module.named_parameters()}
+    for name, parameter in module.named_parameters():
+        found.update({(name, kind): value for kind, value in optimizer.state[parameter].items()})
+    return found
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 2), (2, 1), (2, 4), (4, 2)])
+def test_layers_go_on_divided_otherwise(tmp_path, before, after):
+    whole, other = learner(shapes=((3, 4), (4, 2))), learner(steps=1, seed=5, shapes=((3, 4), (4, 2)))
+    for rank_before in neighbours(before):
+        written = whole if before == 1 else part_of(whole, rank_before.rank, before)
+        save_universal(*written, tmp_path, rank_before)
+
+    for index in range(after):
+        read = other if after == 1 else part_of(other, index, after)
+        load_universal(*read, tmp_path)
+
+        expected = numbers(*(whole if after == 1 else part_of(whole, index, after)))
+        assert all(torch.equal(value, expected[key]) for key, value in numbers(*read).items())
+
+
+def test_what_no_rank_has_a_part_of_is_written_once(tmp_path):
+    whole = learner(shapes=((3, 4), (4, 2)))
+    for rank_before in neighbours(2):
+        save_universal(*part_of(whole, rank_before.rank, 2), tmp_path, rank_before)
+
+    first, second = (set(load_file(tmp_path / f"rank0000{index}-000.safetensors")) for index in range(2))
+    assert "1.weight/fp32@0:1.0.2" in first
+    assert "1.weight/fp32@0:1.1.2" in second
+    assert {key.partition("/")[0] for key in first - second if "bias" in key} == {"0.bias", "1.bias"}
+    assert not [key for key in second if key.startswith("1.bias") or "/step@" in key]
+
+
+def test_a_part_that_is_missing_is_missed(tmp_path):
+    whole = learner(shapes=((3, 4), (4, 2)))
+    for rank_before in neighbours(2):
+        save_universal(*part_of(whole, rank_before.rank, 2), tmp_path, rank_before)
+    (tmp_path / "rank00001-000.safetensors").unlink()
+
+    with pytest.raises(TrainingError, match=r"does not hold 0\.weight whole \(\w+, 6 elements\)"):
+        load_universal(*learner(steps=0, shapes=((3, 4), (4, 2))), tmp_path)

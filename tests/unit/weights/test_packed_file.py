@@ -2,6 +2,7 @@
 
 import errno
 import os
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,6 +44,10 @@ def test_what_was_written_is_read_bit_for_bit(packed):
         assert read[name].dtype == tensor.dtype
         assert read[name].shape == tensor.shape
         assert torch.equal(read[name], tensor)
+
+
+def test_nobody_else_may_read_it(packed):
+    assert stat.S_IMODE(packed[0].stat().st_mode) == 0o600
 
 
 def test_tensors_are_aligned(packed):
