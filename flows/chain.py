@@ -14,14 +14,13 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from prefect import flow, runtime
-from prefect.exceptions import CancelledRun
 from prefect.logging import get_run_logger
 
 from flows.dpo import dpo
 from flows.identity import named_as_its_run, run_child
 from flows.reward_model import reward_model
 from flows.sft import sft
-from flows.stopping import heeding_signals, stopped
+from flows.stopping import heeding_signals, stopped, stops_with_its_child
 from flows.train import train
 from rlhf_core.config import plan_chain
 from rlhf_core.errors import RunStoppedError
@@ -56,23 +55,28 @@ async def chain(
     """
     chain_id = chain_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
     runs = plan_chain(resolve_chain(config, overrides or []), chain_id)
-    logger = get_run_logger()
-    logger.info("chain %s: %s", chain_id, ", ".join(run.run_id for run in runs))
+    get_run_logger().info("chain %s: %s", chain_id, ", ".join(run.run_id for run in runs))
     await asyncio.to_thread(check_chain, runs, resume, is_retry=runtime.flow_run.run_count > 1)
-    with heeding_signals() as stopping:
-        for run in runs:
-            if await asyncio.to_thread(is_finished, run):
-                logger.info("stage %s is finished: run %s", run.name, run.run_id)
-                continue
-            if stopping.asked or not await _carried_out(run, chain_id, stopping):
-                message = f"chain {chain_id} was asked to end, and did in stage {run.name}: the same chain id goes on"
-                return cast("dict[str, Any]", stopped(RunStoppedError(message)))
+    try:
+        with heeding_signals() as stopping:
+            for run in runs:
+                await _carry_out(run, chain_id, stopping)
+    except RunStoppedError as error:
+        return cast("dict[str, Any]", stopped(error))
     return await report_chain(chain_id, runs)
 
 
-async def _carried_out(run: ChainedRun, chain_id: str, stopping: Stopping) -> bool:
-    """Run a stage to its end; False if it was asked to end before."""
-    try:
+async def _carry_out(run: ChainedRun, chain_id: str, stopping: Stopping) -> None:
+    """Run a stage to its end, if it is not there yet.
+
+    Raises:
+        RunStoppedError: the chain was asked to end before.
+    """
+    if await asyncio.to_thread(is_finished, run):
+        get_run_logger().info("stage %s is finished: run %s", run.name, run.run_id)
+        return
+    ended = f"chain {chain_id} was asked to end, and did in stage {run.name}: the same chain id goes on"
+    with stops_with_its_child(stopping, ended):
         await run_child(
             FLOWS[run.flow],
             deployment=run.flow,
@@ -80,8 +84,3 @@ async def _carried_out(run: ChainedRun, chain_id: str, stopping: Stopping) -> bo
             name=run.run_id,
             parameters={"config": run.config.model_dump(mode="json"), "overrides": [], "run_id": run.run_id},
         )
-    except CancelledRun:
-        if not stopping.asked:
-            raise
-        return False
-    return True

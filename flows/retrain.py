@@ -13,15 +13,14 @@ The log of the retraining says where to go on: a turn that broke off is the next
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from prefect import flow, runtime
 from prefect.client.schemas.objects import State  # noqa: TC002  Prefect reads the annotations
-from prefect.exceptions import CancelledRun
 from prefect.states import Cancelled, Completed
 
 from flows.identity import run_child
-from flows.stopping import heeding_signals, stopped
+from flows.stopping import heeding_signals, stopped, stops_with_its_child
 from flows.train import train
 from rlhf_core.errors import LeaseError, RunStoppedError
 from rlhf_core.storage.lease_renewal import renewed
@@ -29,6 +28,9 @@ from tasks.approval import ask
 from tasks.comparison import question
 from tasks.retrain import begin_turn, carry_out_decision, compare, decide, record_prompts
 from tasks.retraining import Retraining, claim, resolve_retraining
+
+if TYPE_CHECKING:
+    from rlhf_core.storage.retrain_log import TurnRecord
 
 
 @flow(name="rlhf", persist_result=False)
@@ -59,25 +61,10 @@ async def one_turn(retraining: Retraining) -> State[Any]:
         message = f"nothing to train on: {begun.new} of {begun.total} prompts are new (min_new_prompts={least})"
         return Completed(message=message, data={"verdict": "nothing new", "reason": message})
     if await asyncio.to_thread(retraining.log.decision, turn.number) is None:
-        if await asyncio.to_thread(retraining.run_store(turn).read_end) is None:
-            with heeding_signals() as stopping:
-                try:
-                    await run_child(
-                        train,
-                        deployment="train",
-                        key=f"{retraining.log.store.url}/{turn.number}",
-                        name=turn.run_id,
-                        parameters={
-                            "config": retraining.run_config(turn).model_dump(mode="json"),
-                            "overrides": [],
-                            "run_id": turn.run_id,
-                        },
-                    )
-                except CancelledRun:
-                    if not stopping.asked:
-                        raise
-                    message = f"turn {turn.number} was asked to end: the next start goes on with it"
-                    return cast("State[Any]", stopped(RunStoppedError(message)))
+        try:
+            await _train(retraining, turn)
+        except RunStoppedError as error:
+            return cast("State[Any]", stopped(error))
         await record_prompts(retraining, turn)
         comparison = await compare(retraining, turn)
         answer = None
@@ -87,3 +74,26 @@ async def one_turn(retraining: Retraining) -> State[Any]:
         await decide(retraining, turn, comparison, answer)
     decision = await carry_out_decision(retraining, turn)
     return Completed(message=f"turn {turn.number} {decision['verdict']}: {decision['reason']}", data=decision)
+
+
+async def _train(retraining: Retraining, turn: TurnRecord) -> None:
+    """Run the turn's training to its end, if it is not there yet.
+
+    Raises:
+        RunStoppedError: the turn was asked to end before.
+    """
+    if await asyncio.to_thread(retraining.run_store(turn).read_end) is not None:
+        return
+    ended = f"turn {turn.number} was asked to end: the next start goes on with it"
+    with heeding_signals() as stopping, stops_with_its_child(stopping, ended):
+        await run_child(
+            train,
+            deployment="train",
+            key=f"{retraining.log.store.url}/{turn.number}",
+            name=turn.run_id,
+            parameters={
+                "config": retraining.run_config(turn).model_dump(mode="json"),
+                "overrides": [],
+                "run_id": turn.run_id,
+            },
+        )

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from prefect.exceptions import CancelledRun
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
@@ -72,6 +73,23 @@ def heeding_signals() -> Iterator[Stopping]:
         _HEEDING.reset(token)
         if heeds:
             loop.remove_signal_handler(signal.SIGUSR1)
+
+
+@contextmanager
+def stops_with_its_child(stopping: Stopping, message: str) -> Iterator[None]:
+    """Around the call of a child flow: ends before it where the run is asked to end already, and with it where the child was.
+
+    Raises:
+        RunStoppedError: with the message.
+    """
+    if stopping.asked:
+        raise RunStoppedError(message)
+    try:
+        yield
+    except CancelledRun as error:
+        if not stopping.asked:
+            raise  # somebody cancelled the child itself
+        raise RunStoppedError(message) from error
 
 
 async def stop_here(run: AnyRun, save: Callable[[str, int], Awaitable[Any]]) -> NoReturn:
