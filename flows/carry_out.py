@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from tasks.run import AnyRun
 
 
-async def carry_out(run: AnyRun, iterate: Callable[[], Awaitable[None]]) -> dict[str, Any]:
+async def carry_out(run: AnyRun, iterate: Callable[[], Awaitable[None]], **also: Any) -> dict[str, Any]:
     """Run every iteration, keep the tracker informed, and record the end. Returns what the flow does: of a run
     that was asked to end, its state.
 
     Args:
         run: open.
         iterate: everything that its log says is not done yet.
+        also: what the result of a finished run says besides.
     """
     get_run_logger().info("log of the run: %s", run.store.url)
     await link_tracker(run.run_id, await track(run.run_id))
@@ -44,4 +45,4 @@ async def carry_out(run: AnyRun, iterate: Callable[[], Awaitable[None]]) -> dict
     run.session.check_lease()
     await asyncio.to_thread(run.store.write_end, version)
     await attach_report(run.run_id)
-    return {"run_id": run.run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": version}
+    return {"run_id": run.run_id, "storage": run.store.url, "tracker": run.tracker.url, "version": version, **also}

@@ -18,6 +18,7 @@ from prefect.logging import get_run_logger
 
 from flows.carry_out import carry_out
 from flows.identity import named_as_its_run
+from flows.stopping import heeding_signals
 from flows.train import run_iterations
 from rlhf_core.cluster.replay import find_source, storage_for
 from rlhf_core.config.iteration_range import parse_iterations
@@ -81,8 +82,10 @@ async def _what_if(
     span = None if iterations is None else parse_iterations(iterations)
     config = replay_config(body, source.url, storage_for(source), changes, span)
     get_run_logger().info("run %s, on the trajectories of %s", run_id, source.url)
-    async with opened(config, run_id, resume, runtime.flow_run.id) as run:
-        return {**await carry_out(run, lambda: run_iterations(run)), "source": source.url}
+    with heeding_signals() as stopping:
+        async with opened(config, run_id, resume, runtime.flow_run.id) as run:
+            stopping.then(run.order.stop)
+            return await carry_out(run, lambda: run_iterations(run), source=source.url)
 
 
 async def _reproduce(

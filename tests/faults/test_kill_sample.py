@@ -22,7 +22,7 @@ from flows.train import train
 from rlhf_core.records import Stage
 from rlhf_core.storage import RunStore
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.examples, pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
 
 ITERATIONS = 4
 SMALL = [

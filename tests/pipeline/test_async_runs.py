@@ -89,6 +89,7 @@ def check_best(store):
         assert {span.version for row in rows for span in row.version_spans} == {version}
 
 
+@pytest.mark.examples
 async def test_a_lag_of_0_is_the_synchronous_run(run):
     short = "train.max_iterations=2"
     sync = await run("in-turn", short)

@@ -12,7 +12,7 @@ from rlhf_core.records import Stage
 from rlhf_core.storage import CheckpointStore, RunStore, trajectories
 from tasks import filling
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.examples, pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
 
 LOW = 0.031  # about half of the groups of the untrained policy
 

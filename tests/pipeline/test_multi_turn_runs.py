@@ -15,7 +15,13 @@ from rlhf_core.data import load_tokenizer, resolve_model
 from rlhf_core.records import Stage, action_mask
 from rlhf_core.storage import RunStore
 
-pytestmark = [pytest.mark.pipeline, pytest.mark.stack, pytest.mark.agents, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.examples,
+    pytest.mark.pipeline,
+    pytest.mark.stack,
+    pytest.mark.agents,
+    pytest.mark.timeout(600),
+]
 
 AGENT = '''
 from rlhf_core.agents import AgentInstanceBase

@@ -9,7 +9,13 @@ from rlhf_core.storage import RunStore
 from rlhf_core.storage.audit.verification import verify
 from rlhf_core.vision import from_png
 
-pytestmark = [pytest.mark.agents, pytest.mark.pipeline, pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.examples,
+    pytest.mark.agents,
+    pytest.mark.pipeline,
+    pytest.mark.stack,
+    pytest.mark.timeout(600),
+]
 
 CONFIG = "configs/vlm_shapes_tiny_cpu.yaml"
 SMALL = [

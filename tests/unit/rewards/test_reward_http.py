@@ -354,7 +354,7 @@ async def test_all_down_ends_within_the_limit_with_each_servers_error(count):
         with pytest.raises(RewardError) as error:
             await source.score(samples(["x"] * count))
 
-    assert 0.5 < time.monotonic() - started < 3
+    assert 0.5 < time.monotonic() - started < max(3, 0.8 * count / 8)  # one after the other they take 0.8 s each
     assert all(f"{url}: no connection: " in str(error.value) for url in urls)
     assert "correct reward.remote_url" in str(error.value)
 
