@@ -41,6 +41,7 @@ class Work:
     warm_up: int  # iterations that do not count
     iterations: int  # that do
     threads: int
+    queue_size: int  # of the asynchronous run
     folder: Path
 
     @property
@@ -103,7 +104,7 @@ async def synchronous(work: Work) -> dict[str, list[Timed]]:
 
 async def asynchronous(work: Work) -> dict[str, list[Timed]]:
     """A whole run, then as many iterations of TRL. An iteration lasts from the end of one update to the end of the next."""
-    keys = [*work.keys, "train.async_enable=true", "train.async_queue_size=1"]
+    keys = [*work.keys, "train.async_enable=true", f"train.async_queue_size={work.queue_size}"]
     config = load_config(work.config, keys)
     store = RunStore(f"peers-async-{os.getpid()}", str(work.folder))
     watching = asyncio.create_task(_watch(store, work))

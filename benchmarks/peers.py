@@ -3,7 +3,7 @@
 ::
 
     sync     an iteration of ours, the flow run and all its processes ─▶ one of TRL's ─▶ the next of ours ─▶ …
-    async    a whole run of `rlhf train` with train.async_enable, one version behind at most ─▶ as many iterations of TRL's
+    async    a whole run of `rlhf train` with train.async_enable, at most --queue-size versions behind ─▶ as many of TRL's
 
 TRL is one process: transformers' generate, then the update. Its vLLM modes do not run on CPU: the server mode wants GPUs, and
 the weight sync of the colocated one fails on the layers that vLLM packs for CPU. Both may use --threads threads a process,
@@ -77,6 +77,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, help="rows of a pass, of both; default: 32 tiny, 16 smollm2")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process, of both")
+    parser.add_argument("--queue-size", type=int, default=2, help="train.async_queue_size; default: 2")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of our configuration on top")
     arguments = parser.parse_args()
     if importlib.util.find_spec("trl") is None:
@@ -108,7 +109,9 @@ def compare(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str,
     pipelines = arguments.pipelines or case.pipelines
     iterations = arguments.iterations or case.iterations
     keys = keys_of(case, name, case.warm_up + iterations, arguments, folder)
-    work = Work(case.config, keys, case.reward, case.warm_up, iterations, arguments.threads, folder)
+    work = Work(
+        case.config, keys, case.reward, case.warm_up, iterations, arguments.threads, arguments.queue_size, folder
+    )
     parts = {}
     print(f"peers: {name}, {arguments.prompts} prompts × {arguments.samples} samples × {arguments.tokens} tokens")
     for pipeline in pipelines:

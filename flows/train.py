@@ -74,7 +74,7 @@ async def run_iterations(run: OpenRun) -> None:
     async with Overlapping() as children:
         for iteration in todo:
             run.order.begin(iteration)
-            await run.order.may_roll_out(iteration)
+            await run.order.may_begin(iteration)
             if run.order.stopped:
                 break
             if iteration != todo[0] and await asyncio.to_thread(is_last, run, iteration):

@@ -9,6 +9,9 @@
     update k                                       version k saved, if that is due: its weights are there no longer afterwards
     weight sync, evaluation, checkpoint of k+1     each other, in this order
 
+The flow run of an iteration begins one rollout ahead of its turn, so that the engines do not idle while Prefect makes it; one
+that fills its batch in rounds waits for its turn, because the data may end before it.
+
 So updates come in order, no rollout is more than Q versions behind (back-pressure: it waits), and an evaluation and the
 checkpoint that follows from it are of one version. A batch that is filled in rounds is scored while it is sampled: its rollout
 waits for reward k-1 as well.
@@ -64,9 +67,9 @@ class StepOrder:
         for event in self._done.values():
             event.set()
 
-    async def may_roll_out(self, iteration: int) -> None:
-        """Return once the rollout of an iteration may begin: back-pressure. At once if the run is asked to end."""
-        await self._all(self._before(Step.ROLLOUT, iteration))
+    async def may_begin(self, iteration: int) -> None:
+        """Return once the flow run of an iteration may begin: back-pressure. At once if the run is asked to end."""
+        await self._all(self._before(Step.ROLLOUT, iteration if self._scores_in_rollout else iteration - 1))
 
     @asynccontextmanager
     async def step(self, step: Step, iteration: int) -> AsyncIterator[None]:

@@ -139,7 +139,7 @@ class OverlappingRig(Rig):
             async with asyncio.TaskGroup() as group:
                 for iteration in todo:
                     order.begin(iteration)
-                    await order.may_roll_out(iteration)
+                    await order.may_begin(iteration)
                     if iteration != todo[0] and is_last(run, iteration):
                         break
                     begun.append(iteration)

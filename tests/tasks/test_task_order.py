@@ -47,30 +47,60 @@ async def test_a_rollout_waits_for_the_version_that_is_at_most_so_old(lag, publi
     """Iteration k publishes version k + 1."""
     made = order(lag)
     await ended(made, (Step.ROLLOUT, 0), (Step.ROLLOUT, 1))
-    assert await is_waiting(made.may_roll_out(2))
+    assert await is_waiting(enter(made, Step.ROLLOUT, 2))
 
     await ended(made, (Step.PUBLISH, published))
 
-    assert not await is_waiting(made.may_roll_out(2))
+    assert not await is_waiting(enter(made, Step.ROLLOUT, 2))
 
 
 async def test_a_rollout_waits_for_the_one_before():
     made = order(lag=5)
-    assert await is_waiting(made.may_roll_out(1))
+    assert await is_waiting(enter(made, Step.ROLLOUT, 1))
 
     await enter(made, Step.ROLLOUT, 0)
 
-    assert not await is_waiting(made.may_roll_out(1))
+    assert not await is_waiting(enter(made, Step.ROLLOUT, 1))
 
 
 async def test_a_rollout_that_scores_waits_for_the_rewards_before_it():
     made = order(lag=5, rounds=True)
     await ended(made, (Step.ROLLOUT, 0))
-    assert await is_waiting(made.may_roll_out(1))
+    assert await is_waiting(enter(made, Step.ROLLOUT, 1))
 
     await ended(made, (Step.REWARD, 0))
 
-    assert not await is_waiting(made.may_roll_out(1))
+    assert not await is_waiting(enter(made, Step.ROLLOUT, 1))
+
+
+async def test_a_flow_run_begins_one_rollout_ahead_of_its_turn():
+    """Else the engines idle while Prefect makes it."""
+    made = order(lag=1)
+    assert not await is_waiting(made.may_begin(1))
+    assert await is_waiting(made.may_begin(2))
+
+    await ended(made, (Step.ROLLOUT, 0))
+
+    assert not await is_waiting(made.may_begin(2))
+    assert await is_waiting(made.may_begin(3))
+
+
+async def test_back_pressure_holds_up_flow_runs_too():
+    made = order(lag=1)
+    await ended(made, *((Step.ROLLOUT, k) for k in range(9)))
+
+    assert not await is_waiting(made.may_begin(2))
+    assert await is_waiting(made.may_begin(3))
+
+
+async def test_the_flow_run_of_a_batch_in_rounds_waits_for_its_turn():
+    """The data may end before it."""
+    made = order(lag=1, rounds=True)
+    assert await is_waiting(made.may_begin(1))
+
+    await ended(made, (Step.ROLLOUT, 0), (Step.REWARD, 0))
+
+    assert not await is_waiting(made.may_begin(1))
 
 
 @pytest.mark.parametrize(
@@ -101,16 +131,16 @@ async def test_a_step_that_fails_has_not_ended():
         async with made.step(Step.ROLLOUT, 0):
             raise ValueError("on purpose")
 
-    assert await is_waiting(made.may_roll_out(1))
+    assert await is_waiting(enter(made, Step.ROLLOUT, 1))
 
 
 async def test_what_the_log_has_is_not_waited_for():
     made = order(first=7)
     made.begin(3)  # an iteration of the same process: the run has said where it begins
 
-    assert not await is_waiting(made.may_roll_out(7))
+    assert await is_waiting(enter(made, Step.ROLLOUT, 8))
+    assert not await is_waiting(enter(made, Step.ROLLOUT, 7))
     assert not await is_waiting(enter(made, Step.UPDATE, 7))
-    assert await is_waiting(made.may_roll_out(8))
 
 
 async def test_iterations_that_are_over_take_no_memory_and_are_not_waited_for():
@@ -120,9 +150,9 @@ async def test_iterations_that_are_over_take_no_memory_and_are_not_waited_for():
             await enter(made, step, iteration)
 
     assert not made._done
-    assert not await is_waiting(made.may_roll_out(3))
+    assert await is_waiting(enter(made, Step.ROLLOUT, 4))
+    assert not await is_waiting(enter(made, Step.ROLLOUT, 3))
     assert not await is_waiting(enter(made, Step.UPDATE, 3))
-    assert await is_waiting(made.may_roll_out(4))
 
 
 async def test_once_the_run_is_asked_to_end_no_step_begins():
@@ -138,4 +168,4 @@ async def test_once_the_run_is_asked_to_end_no_step_begins():
         await waiting
     with pytest.raises(RunStoppedError, match="before reward 0"):
         await enter(made, Step.REWARD, 0)
-    assert not await is_waiting(made.may_roll_out(7))
+    assert not await is_waiting(made.may_begin(7))
