@@ -104,7 +104,12 @@ async def synchronous(work: Work) -> dict[str, list[Timed]]:
 
 async def asynchronous(work: Work) -> dict[str, list[Timed]]:
     """A whole run, then as many iterations of TRL. An iteration lasts from the end of one update to the end of the next."""
-    keys = [*work.keys, "train.async_enable=true", f"train.async_queue_size={work.queue_size}"]
+    keys = [
+        *work.keys,
+        "train.async_enable=true",
+        f"train.async_queue_size={work.queue_size}",
+        f"run.cpu_threads={max(1, work.threads // 2)}",  # engine and rank compute at the same time
+    ]
     config = load_config(work.config, keys)
     store = RunStore(f"peers-async-{os.getpid()}", str(work.folder))
     watching = asyncio.create_task(_watch(store, work))

@@ -6,8 +6,8 @@
     async    a whole run of `rlhf train` with train.async_enable, at most --queue-size versions behind ─▶ as many of TRL's
 
 TRL is one process: transformers' generate, then the update. Its vLLM modes do not run on CPU: the server mode wants GPUs, and
-the weight sync of the colocated one fails on the layers that vLLM packs for CPU. Both may use --threads threads a process,
-none of which spin. What the columns hold, in seconds an iteration, medians:
+the weight sync of the colocated one fails on the layers that vLLM packs for CPU. Both compute with --threads threads at a time
+(async: half of them the engine's, half the rank's), none of which spin. What the columns hold, in seconds an iteration, medians:
 
     generate   ours: the stage rollout, prompts to published trajectories TRL: _generate: tokenise, generate, decode
     update     ours: log-probs, advantages, experience shards, update     TRL: forward, backward and optimizer of the loss,
@@ -76,7 +76,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--micro-batch", type=int, help="rows of a pass, of both; default: 32 tiny, 16 smollm2")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of each process, of both")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="that compute at a time, of both"
+    )
     parser.add_argument("--queue-size", type=int, default=2, help="train.async_queue_size; default: 2")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="keys of our configuration on top")
     arguments = parser.parse_args()
