@@ -7,7 +7,7 @@
 
 TRL is one process: transformers' generate, then the update. Its vLLM modes do not run on CPU: the server mode wants GPUs, and
 the weight sync of the colocated one fails on the layers that vLLM packs for CPU. Both compute with --threads threads at a time
-(async: half of them the engine's, half the rank's), none of which spin. What the columns hold, in seconds an iteration, medians:
+(async: half of them the engine's, half the rank's), none of which spin. The columns are seconds of an iteration, medians:
 
     generate   ours: the stage rollout, prompts to published trajectories TRL: _generate: tokenise, generate, decode
     update     ours: log-probs, advantages, experience shards, update     TRL: forward, backward and optimizer of the loss,
