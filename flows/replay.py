@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from prefect import flow, runtime
 from prefect.logging import get_run_logger
 
-from flows.carry_out import carry_out
 from flows.identity import named_as_its_run
-from flows.stopping import heeding_signals
-from flows.train import run_iterations
+from flows.train import run_to_its_end
 from rlhf_core.cluster.replay import find_source, storage_for
 from rlhf_core.config.iteration_range import parse_iterations
 from rlhf_core.config.replay import replay_config
@@ -82,10 +80,7 @@ async def _what_if(
     span = None if iterations is None else parse_iterations(iterations)
     config = replay_config(body, source.url, storage_for(source), changes, span)
     get_run_logger().info("run %s, on the trajectories of %s", run_id, source.url)
-    with heeding_signals() as stopping:
-        async with opened(config, run_id, resume, runtime.flow_run.id) as run:
-            stopping.then(run.order.stop)
-            return await carry_out(run, lambda: run_iterations(run), source=source.url)
+    return await run_to_its_end(config, run_id, resume, source=source.url)
 
 
 async def _reproduce(

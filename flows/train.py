@@ -15,7 +15,7 @@ The log in storage says where to go on: this flow may be started, retried or kil
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefect import flow, runtime
 from prefect.exceptions import CancelledRun
@@ -32,6 +32,9 @@ from tasks.evaluate import evaluate
 from tasks.report import Progress, report_evaluation
 from tasks.resume import Resume  # noqa: TC001  Prefect reads the annotations
 from tasks.run import OpenRun, default_run_id, opened, resolve_config
+
+if TYPE_CHECKING:
+    from rlhf_core.config import Config
 
 
 @flow(name="rlhf", flow_run_name=named_as_its_run, persist_result=False)
@@ -52,10 +55,22 @@ async def train(
     checked = resolve_config(config, overrides or [])
     run_id = run_id or default_run_id(str(runtime.flow_run.name), str(runtime.flow_run.id))
     get_run_logger().info("run %s", run_id)
+    return await run_to_its_end(checked, run_id, resume)
+
+
+async def run_to_its_end(config: Config, run_id: str, resume: Resume, **also: Any) -> dict[str, Any]:
+    """Open a run and do all that its log says is not done yet, or as much as there is time for before it is asked to end.
+
+    Args:
+        config: checked.
+        run_id: see ``train``.
+        resume: see ``train``.
+        also: what the result says besides.
+    """
     with heeding_signals() as stopping:
-        async with opened(checked, run_id, resume, runtime.flow_run.id) as run:
+        async with opened(config, run_id, resume, runtime.flow_run.id) as run:
             stopping.then(run.order.stop)
-            return await carry_out(run, lambda: run_iterations(run))
+            return await carry_out(run, lambda: run_iterations(run), **also)
 
 
 async def run_iterations(run: OpenRun) -> None:
