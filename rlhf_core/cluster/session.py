@@ -234,11 +234,11 @@ class RunSession(ActorSession):
 
     async def _ensure_engines(self, oldest: int, newest: int) -> None:
         async with self._reviving_engines:
-            if await any_dead(self._samplers):
+            sampler_died, held = await asyncio.gather(any_dead(self._samplers), versions_of(self._engines))
+            if sampler_died:
                 await self._kill(["rollout"])
                 self._rollout = self._groups.actor("rollout")
                 await self._start_rollout()
-            held = await versions_of(self._engines)
             dead = [index for index, found in enumerate(held) if found is None or (found < 0 and found != NO_WEIGHTS)]
             if dead:
                 await self._gpus.to_engines()  # a new one takes the memory that it finds free

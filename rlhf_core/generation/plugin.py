@@ -1,4 +1,5 @@
-"""What vLLM must know of us in every one of its processes: the ``shm`` backend, and that images may be encoded again.
+"""What vLLM must know of us in every one of its processes: the ``shm`` backend, that images may be encoded again, and that
+nobody reads a rollout token by token.
 
 Named as an entry point of the group ``vllm.general_plugins``, so an installed package is enough. ``worker_extension``
 calls it too, for source checkouts.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 from typing import TYPE_CHECKING, Any
+
+from rlhf_core.generation.withheld import withhold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +27,7 @@ def register() -> None:
             BACKEND, "rlhf_core.generation.shm_engine", "ShmWeightTransferEngine"
         )
     _send_every_image()
+    withhold()
 
 
 def _send_every_image() -> None:

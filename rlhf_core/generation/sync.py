@@ -91,7 +91,7 @@ def round_steps(llm: Any, update: WeightUpdate) -> list[Step]:
         return lambda: llm.collective_rpc(method, kwargs=arguments)
 
     steps: list[Step] = [
-        ("pause", lambda: llm.pause_generation(mode="keep", clear_cache=True)),
+        ("pause", lambda: _pause(llm)),
         ("start", call("start_weight_update")),
         ("load", call("update_weights", update_info=update.payload)),
         ("finish", call("finish_weight_update")),
@@ -101,6 +101,12 @@ def round_steps(llm: Any, update: WeightUpdate) -> list[Step]:
     if update.backend == "shm":
         steps.insert(0, ("prepare", call("prepare_weight_update", update_info=update.payload)))
     return steps
+
+
+async def _pause(llm: Any) -> None:
+    """``llm.pause_generation``, which sleeps 20 ms more, so that clients see an order of events that nobody asks for here."""
+    await llm.renderer.clear_mm_cache_async()
+    await llm.engine_core.pause_scheduler_async("keep", True)
 
 
 async def _close_open_round(llm: Any) -> None:

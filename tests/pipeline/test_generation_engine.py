@@ -15,6 +15,7 @@ from engine_rig import CONTEXT, ModelSource, generate, prompt_of, request
 from rlhf_core.errors import GenerationError, WeightSyncError, WorkerError
 from rlhf_core.generation.engine import VllmEngine
 from rlhf_core.generation.senders import ShmSender
+from rlhf_core.generation.withheld import TOKENS
 from rlhf_core.records import GenerateRequest, SamplingParams, StopReason
 
 pytestmark = pytest.mark.pipeline
@@ -68,6 +69,22 @@ async def test_new_weights_speak_and_no_cache_of_the_old_ones_case_34(rig):
     assert np.abs(rig.logprobs(prompt, after.token_ids) - after.logprobs).max() < 1e-5
     assert np.abs(rig.logprobs(prompt, before.token_ids) - before.logprobs).max() > 1  # the old weights are far off
     assert [g.version_spans for g in (before, after)] == [[(0, 32, version)], [(0, 32, version + 1)]]
+
+
+async def test_tokens_of_a_rollout_leave_the_core_many_at_a_time(rig, monkeypatch):
+    states, sent = rig.engine._llm.output_processor, []
+    process = states.process_outputs
+
+    def counted(outputs, *arguments, **more):
+        sent.append([len(output.new_token_ids) for output in outputs])
+        return process(outputs, *arguments, **more)
+
+    monkeypatch.setattr(states, "process_outputs", counted)
+
+    generations = await generate(rig, groups(4, 2, max_tokens=2 * TOKENS + 3, ignore_eos=True))
+
+    assert [len(generation.token_ids) for generation in generations] == [2 * TOKENS + 3] * 8
+    assert [sizes for sizes in sent if sizes] == [[TOKENS] * 8, [TOKENS] * 8, [3] * 8]
 
 
 async def tokens_spoken(engine: VllmEngine, count: int) -> None:

@@ -69,6 +69,9 @@ class ScriptedLlm:
     async def pause_generation(self, mode, clear_cache):
         await self._do("pause_generation")
 
+    async def clear_mm_cache_async(self):
+        pass
+
     async def resume_generation(self):
         await self._do("resume_generation")
 

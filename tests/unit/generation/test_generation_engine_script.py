@@ -131,8 +131,8 @@ async def test_an_update_goes_through_its_steps_in_order():
 
     await engine.update_weights(UPDATE)
 
-    steps = "prepare_weight_update pause_generation start_weight_update update_weights finish_weight_update"
-    assert llm.calls == [*steps.split(), "update_weight_version", "resume_generation"]
+    steps = "start_weight_update update_weights finish_weight_update update_weight_version resume_generation"
+    assert llm.calls == ["prepare_weight_update", "pause keep True", *steps.split()]
     assert engine.version == 1
     assert (await engine.generate(request())).version_spans == [(0, 2, 1)]
 
@@ -152,7 +152,7 @@ async def test_weights_that_are_not_whole_leave_the_old_ones_case_36():
 async def test_a_failed_pause_is_undone_case_36():
     llm = ScriptedLlm()
     engine = engine_on(llm)
-    llm.faults["pause_generation"] = RuntimeError("no")
+    llm.faults["pause keep True"] = RuntimeError("no")
 
     with pytest.raises(WeightSyncError, match="keeps its old weights"):
         await engine.update_weights(UPDATE)
