@@ -103,7 +103,10 @@ async def synchronous(work: Work) -> dict[str, list[Timed]]:
 
 
 async def asynchronous(work: Work) -> dict[str, list[Timed]]:
-    """A whole run, then as many iterations of TRL. An iteration lasts from the end of one update to the end of the next."""
+    """A whole run, with half of TRL's iterations before it and half behind: machines change their speed.
+
+    An iteration of ours lasts from the end of one update to the end of the next.
+    """
     keys = [
         *work.keys,
         "train.async_enable=true",
@@ -112,17 +115,19 @@ async def asynchronous(work: Work) -> dict[str, list[Timed]]:
     ]
     config = load_config(work.config, keys)
     store = RunStore(f"peers-async-{os.getpid()}", str(work.folder))
-    watching = asyncio.create_task(_watch(store, work))
-    try:
-        await train(work.config, keys, store.run_id, "never")
-        seconds, cpu_of = await watching
-    finally:
-        watching.cancel()
+    with TrlProcess(make_job(config, work)) as trl:
+        before = work.warm_up + work.iterations // 2
+        theirs = [Timed.trl(await asyncio.to_thread(trl.iterate)) for _ in range(before)]
+        watching = asyncio.create_task(_watch(store, work))
+        try:
+            await train(work.config, keys, store.run_id, "never")
+            seconds, cpu_of = await watching
+        finally:
+            watching.cancel()
+        theirs += [Timed.trl(await asyncio.to_thread(trl.iterate)) for _ in range(before, work.count)]
     cpu_of = {role: spent / work.iterations for role, spent in cpu_of.items()}
     counted = range(work.warm_up, work.count)
     ours = [Timed.ours(store, iteration, seconds / work.iterations, cpu_of) for iteration in counted]
-    with TrlProcess(make_job(config, work)) as trl:
-        theirs = [Timed.trl(await asyncio.to_thread(trl.iterate)) for _ in range(work.count)]
     return {"ours": ours, "TRL": theirs[work.warm_up :]}
 
 

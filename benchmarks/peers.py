@@ -3,7 +3,7 @@
 ::
 
     sync     an iteration of ours, the flow run and all its processes ─▶ one of TRL's ─▶ the next of ours ─▶ …
-    async    a whole run of `rlhf train` with train.async_enable, at most --queue-size versions behind ─▶ as many of TRL's
+    async    half of TRL's ─▶ a whole run of ours, train.async_enable, at most --queue-size versions behind ─▶ TRL's others
 
 TRL is one process: transformers' generate, then the update. Its vLLM modes do not run on CPU: the server mode wants GPUs, and
 the weight sync of the colocated one fails on the layers that vLLM packs for CPU. Both compute with --threads threads at a time

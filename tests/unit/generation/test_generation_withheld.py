@@ -53,7 +53,11 @@ def test_a_request_is_sent_once_it_ends():
     [a] = steps.sent(row("a", 3, FinishReason.LENGTH), row("b", 6))
     [b] = steps.sent(row("b", 7, FinishReason.STOP, stop_reason=7))
 
-    assert (a.new_token_ids, a.finish_reason, logprobs_of(a)) == ([1, 2, 3], FinishReason.LENGTH, [-1 / 8, -2 / 8, -3 / 8])
+    assert (a.new_token_ids, a.finish_reason, logprobs_of(a)) == (
+        [1, 2, 3],
+        FinishReason.LENGTH,
+        [-1 / 8, -2 / 8, -3 / 8],
+    )
     assert a.prefill_stats is not None
     assert (b.new_token_ids, b.finish_reason, b.stop_reason) == ([4, 5, 6, 7], FinishReason.STOP, 7)
     assert b.new_logprobs.logprob_token_ids[:, 0].tolist() == b.new_token_ids
