@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from rlhf_core.cluster.image_intake import check_image_processor
+from rlhf_core.cluster.images import image_loader
 from rlhf_core.cluster.rank_worker import TrainedWorker, trained_rows
 from rlhf_core.telemetry import in_stage
 
@@ -33,7 +35,10 @@ class CriticWorker(TrainedWorker["CriticTrainer"]):
 
         if self._trainer is None:
             model = self._context.model("critic")
-            self._trainer = CriticTrainer(self._config, model, self._join(seat), total_steps)
+            trainer = CriticTrainer(self._config, model, self._join(seat), total_steps, image_loader(self._store))
+            if model == self._context.model("policy"):  # another model has eyes of its own
+                check_image_processor(self._store, trainer.image_processor)
+            self._trainer = trainer
         return self._trainer.version
 
     @in_stage("advantage")

@@ -40,7 +40,7 @@ class ActorConfig(TrainedModelConfig):
     loss_agg_mode: Literal["token", "sample", "constant_length"] | None = None
     """How token losses become one number; default: token, ``constant_length`` with dr_grpo, ``sample`` with gspo."""
     freeze_visual_encoder: bool = False
-    """Train only the language side of a vision-language model."""
+    """Train only the language side of a vision-language model, of the critic too."""
 
     @property
     def clip_range(self) -> tuple[float, float]:

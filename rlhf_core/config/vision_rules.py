@@ -17,11 +17,6 @@ def images_are_seen(config: Config) -> Iterator[str]:
         if config.actor.freeze_visual_encoder:
             yield "actor.freeze_visual_encoder freezes what a run without images never uses: set data.max_images_per_prompt"
         return
-    if config.needs_critic:
-        yield (
-            f"{shown}, but a critic reads text only (Hugging Face has no sequence classifier that sees): use an estimator "
-            "without a critic, such as algo.advantage.estimator='group_norm'"
-        )
     if config.ds.packing_samples:
         yield (
             f"{shown}, but ds.packing_samples packs text only (pixel values and the positions of image tokens belong to rows): "

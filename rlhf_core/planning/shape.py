@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_core.errors import ConfigError
+from rlhf_core.vision.classifier import seeing_classifier
 
 _EXPERT = re.compile(r"\.experts\.")
 
@@ -59,7 +60,7 @@ def shape_of(path: str, trust_remote_code: bool = False, num_labels: int | None 
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            model = _auto_class(config, num_labels).from_config(config, trust_remote_code=trust_remote_code)
+            model = _made(config, num_labels, trust_remote_code)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(
             f"the configuration of {path!r} cannot be read ({error}): name a folder, or fetch its config.json into the local "
@@ -109,14 +110,19 @@ def shape_from(name: str, config: Any, model: Any) -> ModelShape:
     )
 
 
-def _auto_class(config: Any, num_labels: int | None) -> Any:
+def _made(config: Any, num_labels: int | None, trust_remote_code: bool) -> Any:
+    """The model, on the device that is the default one."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
     if num_labels is not None:
         config.num_labels = num_labels
-        return AutoModelForSequenceClassification
-    return AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+        seeing = seeing_classifier(config)
+        if seeing is not None:
+            return seeing._from_config(config)
+        kind = AutoModelForSequenceClassification
+    return kind.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _experts(text: Any) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 
 from rlhf_core.algorithms.aggregation import aggregate
 from rlhf_core.algorithms.losses import ValueLossInput, value_loss
-from rlhf_core.batching import collate_experiences
 from rlhf_core.errors import TrainingError
 from rlhf_core.records import ActionRange
 from rlhf_core.training.experience_trainer import ExperienceTrainer
@@ -26,16 +24,18 @@ from rlhf_core.training.scoring import map_rows
 from rlhf_core.training.step import LossPart, StepsTally, no_loss
 from rlhf_core.training.trainer import TrainedModel, seed_everything
 from rlhf_core.training.value_model import ValueScorer, load_sequence_model
+from rlhf_core.training.visual import ImageReader, freeze_visual_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from rlhf_core.batching import MicroBatch, OptimizerStep, TokenBatch, TokenRow
+    from rlhf_core.batching import ExperienceBatch, ImageRow, MicroBatch, OptimizerStep, TokenBatch
     from rlhf_core.config import Config
-    from rlhf_core.records import Experience
+    from rlhf_core.records import Experience, ImageRef
     from rlhf_core.training.ranks import RankInfo
+    from rlhf_core.training.visual import ImageLoader
 
 # Sums over action tokens, or shares of the step's loss. Returns and errors (return minus old value) as (sum, sum of squares).
 SUMS = ("loss", "tokens", "clipped", "value", "return", "return_squared", "error", "error_squared")
@@ -48,12 +48,15 @@ class WithNextToken:
     token_ids: NDArray[np.int32]
     action_ranges: tuple[ActionRange, ...]
     temperature: float
+    images: tuple[ImageRef, ...]
 
     @classmethod
-    def of(cls, row: TokenRow) -> WithNextToken:
+    def of(cls, row: ImageRow) -> WithNextToken:
         """The longer row; which token comes next does not matter, for nothing looks at it."""
         *before, (start, end) = row.action_ranges
-        return cls(np.append(row.token_ids, np.int32(0)), (*before, ActionRange(start, end + 1)), row.temperature)
+        return cls(
+            np.append(row.token_ids, np.int32(0)), (*before, ActionRange(start, end + 1)), row.temperature, row.images
+        )
 
 
 class CriticTrainer(ExperienceTrainer):
@@ -63,19 +66,31 @@ class CriticTrainer(ExperienceTrainer):
         TrainingError: the model cannot be loaded with such a head.
     """
 
-    def __init__(self, config: Config, model_path: str, rank: RankInfo, total_steps: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model_path: str,
+        rank: RankInfo,
+        total_steps: int,
+        load_image: ImageLoader | None = None,
+    ) -> None:
         self.config = config
         seed_everything(config.train.seed)
+        frozen_eyes = config.actor.freeze_visual_encoder
+        eyes_learn = not frozen_eyes and config.ds.lora.rank == 0
+        self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn)
         # A new head is zero: one that knows nothing says nothing. The values of a random one spread by about 1, the advantages
         # are then its noise, and the first steps of the backbone throw them farther off than they were.
-        sequence_model = load_sequence_model(config, model_path, seed=None)
+        sequence_model = load_sequence_model(config, model_path, seed=None, may_see=True)
+        if frozen_eyes:
+            freeze_visual_encoder(sequence_model)
         scorer = ValueScorer(sequence_model, config.ds.packing_samples)
         heads, template = tuple(scorer.head.parameters()), config.data.tokenizer_chat_template
         add_adapters(sequence_model, config.ds.lora, config.train.seed, trained_too=heads)
         model = TrainedModel(scorer, sequence_model, heads, model_path, config.critic, template)
         super().__init__(model, config.ds, rank, total_steps)
 
-    def values(self, rows: Sequence[TokenRow], bootstrap: bool = False) -> dict[int, NDArray[np.float32]]:
+    def values(self, rows: Sequence[ImageRow], bootstrap: bool = False) -> dict[int, NDArray[np.float32]]:
         """Values of this rank's share of the rows, by index of the row: ``[T]``, index t before token t, 0 outside actions.
 
         Args:
@@ -85,10 +100,10 @@ class CriticTrainer(ExperienceTrainer):
         self.engine.eval()
 
         def forward(batch: TokenBatch) -> torch.Tensor:
-            return self.engine(batch.input_ids_BT, batch.action_mask_BT)
+            return self.engine(batch.input_ids_BT, batch.action_mask_BT, images=batch.images)
 
         asked = [WithNextToken.of(row) for row in rows] if bootstrap else rows
-        return map_rows(forward, asked, self.rank, self.config)
+        return map_rows(forward, asked, self.rank, self.config, self._images)
 
     def update(self, rows: Sequence[Experience], iteration: int) -> dict[str, float]:
         """Train on the returns of one iteration. Returns metrics by name, the same on every rank; see ``PolicyTrainer``."""
@@ -98,7 +113,7 @@ class CriticTrainer(ExperienceTrainer):
         with self.updating():
             for step in self.plan(rows, iteration):
                 lr = self.next_lr
-                tally.add(*self.learn(step, rows, partial(self._loss, step, rows), SUMS))
+                self._take_step(step, rows, tally)
         return {
             **_means(tally.sums, tally.applied),
             "grad_norm": tally.grad_norm,
@@ -109,10 +124,14 @@ class CriticTrainer(ExperienceTrainer):
             "seconds": time.monotonic() - started,
         }
 
-    def _loss(self, step: OptimizerStep, rows: Sequence[Experience], micro_batch: MicroBatch) -> LossPart:
-        batch = collate_experiences([rows[i] for i in micro_batch.rows]).to(self.rank.torch_device)
+    def _take_step(self, step: OptimizerStep, rows: Sequence[Experience], tally: StepsTally) -> None:
+        batches = self.batches(step, rows)
+        tally.add(*self.learn(step, rows, lambda part: self._loss(step, part, next(batches)), SUMS))
+
+    def _loss(self, step: OptimizerStep, micro_batch: MicroBatch, batch: ExperienceBatch) -> LossPart:
+        batch = batch.to(self.rank.torch_device)
         mask_BT = batch.tokens.action_mask_BT
-        values_BT = self.engine(batch.tokens.input_ids_BT, mask_BT)
+        values_BT = self.engine(batch.tokens.input_ids_BT, mask_BT, images=batch.tokens.images)
         if micro_batch.filler:
             return no_loss(values_BT, len(SUMS))
         if batch.values_BT is None:

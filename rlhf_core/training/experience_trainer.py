@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlhf_core.batching import plan_update
+from rlhf_core.batching import collate_experiences, plan_update
 from rlhf_core.telemetry import get_logger
+from rlhf_core.training.ahead import ahead
 from rlhf_core.training.scoring import first_bad_row
 from rlhf_core.training.trainer import EngineTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from rlhf_core.batching import MicroBatch, OptimizerStep
+    from rlhf_core.batching import ExperienceBatch, MicroBatch, OptimizerStep
     from rlhf_core.config import Config
     from rlhf_core.records import Experience
     from rlhf_core.training.step import LossPart, StepTally
+    from rlhf_core.training.visual import ImageReader
+    from rlhf_core.vision import VisionProcessor
 
 logger = get_logger(__name__)
 
@@ -24,6 +27,12 @@ class ExperienceTrainer(EngineTrainer):
     """An ``EngineTrainer`` that learns from experiences."""
 
     config: Config
+    _images: ImageReader | None  # None: the run shows none
+
+    @property
+    def image_processor(self) -> VisionProcessor | None:
+        """What reads the images; None if the run shows none."""
+        return None if self._images is None else self._images.processor
 
     def plan(self, rows: Sequence[Experience], iteration: int) -> list[OptimizerStep]:
         """The optimizer steps of an update: the same rows in the same order for policy and critic."""
@@ -57,3 +66,8 @@ class ExperienceTrainer(EngineTrainer):
             )
             return None, None
         return self.take_step(step.micro_batches, loss_of, names)
+
+    def batches(self, step: OptimizerStep, rows: Sequence[Experience]) -> Iterator[ExperienceBatch]:
+        """Those of this rank, in the order of its micro-batches."""
+        parts = ([rows[i] for i in micro_batch.rows] for micro_batch in step.micro_batches[self.rank.data_rank])
+        return map(collate_experiences, parts) if self._images is None else ahead(self._images.experiences, parts)

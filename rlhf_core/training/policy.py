@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_core.batching import collate_experiences
-from rlhf_core.training.ahead import ahead
 from rlhf_core.training.experience_trainer import ExperienceTrainer
 from rlhf_core.training.lora import add_adapters
 from rlhf_core.training.model import TokenScorer
@@ -28,7 +26,7 @@ from rlhf_core.training.trainer import HALF_UPDATED, TrainedModel, seed_everythi
 from rlhf_core.training.visual import ImageReader, freeze_visual_encoder, load_policy_model
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from rlhf_core.training.ranks import RankInfo
     from rlhf_core.training.step import LossPart, StepTally
     from rlhf_core.training.visual import ImageLoader
-    from rlhf_core.vision import VisionProcessor
 
 __all__ = ["HALF_UPDATED", "PolicyTrainer"]
 
@@ -89,11 +86,6 @@ class PolicyTrainer(ExperienceTrainer):
         model = TrainedModel(scorer, causal_lm, heads, model_path, config.actor, config.data.tokenizer_chat_template)
         super().__init__(model, config.ds, rank, total_steps, config.train.decay_of_average)
 
-    @property
-    def image_processor(self) -> VisionProcessor | None:
-        """What reads the images; None if the run shows none."""
-        return None if self._images is None else self._images.processor
-
     def logprobs(self, rows: Sequence[ImageRow]) -> dict[int, NDArray[np.float32]]:
         """Log-probs of this rank's share of the rows, at their temperature.
 
@@ -138,19 +130,14 @@ class PolicyTrainer(ExperienceTrainer):
 
     def accumulate(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float) -> StepTally:
         """The gradient of a step."""
-        batches = self._batches(step, rows)
+        batches = self.batches(step, rows)
         return self.sum_gradients(
             step.micro_batches, lambda part: self._loss(step, part, rows, next(batches), kl_coef), SUMS
         )
 
     def _take_step(self, step: OptimizerStep, rows: Sequence[Experience], kl_coef: float, tally: StepsTally) -> None:
-        batches = self._batches(step, rows)
+        batches = self.batches(step, rows)
         tally.add(*self.learn(step, rows, lambda part: self._loss(step, part, rows, next(batches), kl_coef), SUMS))
-
-    def _batches(self, step: OptimizerStep, rows: Sequence[Experience]) -> Iterator[ExperienceBatch]:
-        """Those of this rank, in the order of its micro-batches."""
-        parts = ([rows[i] for i in micro_batch.rows] for micro_batch in step.micro_batches[self.rank.data_rank])
-        return map(collate_experiences, parts) if self._images is None else ahead(self._images.experiences, parts)
 
     def _loss(
         self,

@@ -11,11 +11,11 @@ from rlhf_core.batching import collate_tokens, plan_forward
 from rlhf_core.training.ahead import ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from rlhf_core.batching import ImageRow, MicroBatch, OptimizerStep, TokenBatch, TokenRow
+    from rlhf_core.batching import ImageRow, OptimizerStep, TokenBatch
     from rlhf_core.config import Config
     from rlhf_core.records import Experience
     from rlhf_core.training.model import TokenScores
@@ -37,20 +37,15 @@ def score_rows(
             batch.input_ids_BT, batch.action_mask_BT, batch.temperature_B, want_entropy=False, images=batch.images
         ).logprobs_BT
 
-    def collated(micro_batches: Iterable[MicroBatch]) -> Iterable[TokenBatch]:
-        if images is None:
-            return (collate_tokens([rows[i] for i in micro_batch.rows]) for micro_batch in micro_batches)
-        return ahead(lambda micro_batch: images.tokens([rows[i] for i in micro_batch.rows]), micro_batches)
-
-    return map_rows(logprobs, rows, rank, config, collated)
+    return map_rows(logprobs, rows, rank, config, images)
 
 
 def map_rows(
     forward: Callable[[TokenBatch], torch.Tensor],
-    rows: Sequence[TokenRow],
+    rows: Sequence[ImageRow],
     rank: RankInfo,
     config: Config,
-    collated: Callable[[Iterable[MicroBatch]], Iterable[TokenBatch]] | None = None,
+    images: ImageReader | None = None,
 ) -> dict[int, NDArray[np.float32]]:
     """One number a token of this rank's share of the rows: index of the row to ``[T]``. A collective.
 
@@ -61,7 +56,7 @@ def map_rows(
         rows: all rows, the same on every rank.
         rank: who this process is.
         config: gives the sizes of the micro-batches.
-        collated: micro-batches to batches, in order; default: of their tokens alone.
+        images: reads what the rows show; None: they are of tokens alone.
 
     Raises:
         TrainingError: a row does not fit into the token budget, or has an action that nothing predicts.
@@ -71,7 +66,8 @@ def map_rows(
     packed = config.ds.packing_samples
     budget = rank.group_budget(config.scoring_token_budget)
     plan = plan_forward(lengths, rank.data_ranks, size, budget, packed)[rank.data_rank]
-    batches = collated(plan) if collated else (collate_tokens([rows[i] for i in micro.rows]) for micro in plan)
+    parts = ([rows[i] for i in micro_batch.rows] for micro_batch in plan)
+    batches = map(collate_tokens, parts) if images is None else ahead(images.tokens, parts)
     numbers = {}
     for micro_batch, batch in zip(plan, batches, strict=True):
         with torch.no_grad():

@@ -6,7 +6,8 @@
     SequenceScorer   input_ids [B, T] ─▶ backbone ─▶ hidden of each last token [B, H] ─▶ head ─▶ scores [B]
 
 Both hold a sequence classifier of Hugging Face with one output, so that what is trained here is exported as a plain folder,
-and either can start from the other's. Both take their rows padded, or let the backbone see them packed: see ``packing``.
+and either can start from the other's. Of models that see there is no such class, and one is made: see ``vision.classifier``.
+Both take their rows padded, or let the backbone see them packed: see ``packing``.
 """
 
 from __future__ import annotations
@@ -27,17 +28,21 @@ from rlhf_core.training.model import (
     scripted,
 )
 from rlhf_core.training.packing import PackingScorer, before_actions, up_to_last_action
+from rlhf_core.training.visual import load_policy_model
+from rlhf_core.vision.classifier import seeing_classifier
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-    from rlhf_core.batching import TokenBatch
+    from rlhf_core.batching import ImageInputs, TokenBatch
     from rlhf_core.training.loading import LoadSettings
 
 SCORER = "sequence classifier with one output"
 
 
-def load_sequence_model(settings: LoadSettings, path: str, seed: int | None) -> PreTrainedModel:
+def load_sequence_model(
+    settings: LoadSettings, path: str, seed: int | None, *, may_see: bool = False
+) -> PreTrainedModel:
     """A sequence classifier with one output, in host memory, without dropout.
 
     From the folder of a reward model or critic it is loaded whole. From that of a language model it gets a new head, the same
@@ -48,6 +53,7 @@ def load_sequence_model(settings: LoadSettings, path: str, seed: int | None) -> 
         settings: the run's.
         path: folder or id.
         seed: of a new head; None: it is zero.
+        may_see: a vision-language model is taken too, with its vision tower.
 
     Raises:
         TrainingError: the folder or id cannot be loaded as one, has several outputs, or has a head that is more than a
@@ -55,9 +61,12 @@ def load_sequence_model(settings: LoadSettings, path: str, seed: int | None) -> 
     """
     model_config = load_model_config(settings, path, SCORER, num_labels=1)
     _forget_padding_that_ends_rows(model_config)
-    model, missing = load_weights(
-        AutoModelForSequenceClassification, settings, path, SCORER, model_config, in_4bit=settings.ds.load_in_4bit
-    )
+    seeing = seeing_classifier(model_config) if may_see else None
+    if seeing is None or seeing.__name__ in (model_config.architectures or ()):
+        kind, in_4bit = seeing or AutoModelForSequenceClassification, settings.ds.load_in_4bit
+        model, missing = load_weights(kind, settings, path, SCORER, model_config, in_4bit=in_4bit)
+    else:
+        model, missing = _with_new_head(load_policy_model(settings, path, reads_images=True), seeing)
     head = _head_of(model)
     of_head = {
         name for name, parameter in model.named_parameters() if parameter is head.weight or parameter is head.bias
@@ -66,6 +75,21 @@ def load_sequence_model(settings: LoadSettings, path: str, seed: int | None) -> 
     if of_head & set(missing):
         _reset_head(head, seed)
     return model
+
+
+def _with_new_head(speaker: PreTrainedModel, kind: type[PreTrainedModel]) -> tuple[PreTrainedModel, list[str]]:
+    """A classifier on the backbone of a vision-language model, and the name of what it lacks.
+
+    Hugging Face renames weights of some models as it loads them, and knows them by the class: so it loads its own.
+    """
+    with torch.device("meta"):
+        model = kind._from_config(speaker.config)
+    model.model, model.config = speaker.base_model, speaker.config
+    model.config.num_labels, model.config.architectures = 1, [kind.__name__]
+    _forget_padding_that_ends_rows(model.config)
+    inputs: int = model.config.get_text_config().hidden_size
+    model.score = nn.Linear(inputs, 1, bias=False, dtype=speaker.dtype)
+    return model, ["score.weight"]
 
 
 class ScoreHead(nn.Module):  # type: ignore[misc]
@@ -92,9 +116,14 @@ class _Scorer(PackingScorer):
         super().__init__(sequence_model.base_model, packs)
         self.head = ScoreHead(_head_of(sequence_model))
 
-    def hidden(self, input_ids_BT: torch.Tensor) -> torch.Tensor:
-        """Last hidden states ``[B, T, H]`` of padded rows."""
-        return self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+    def hidden(self, input_ids_BT: torch.Tensor, images: ImageInputs | None = None) -> torch.Tensor:
+        """Last hidden states ``[B, T, H]`` of padded rows, and of what they show."""
+        if images is None:
+            return self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
+        rows, width = input_ids_BT.shape
+        seen_BT = images.add_blank_row(input_ids_BT)
+        output = self.backbone(input_ids=seen_BT, use_cache=False, **images.tensors)
+        return output.last_hidden_state[:rows, :width]
 
     def packed(self, input_ids_BT: torch.Tensor, kept_BT: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
         """What the head says of tokens of the packed row, ``[N]``: see ``ask``."""
@@ -111,18 +140,22 @@ class ValueScorer(_Scorer):
         TrainingError: the head is more than a linear layer with one output.
     """
 
-    def forward(self, input_ids_BT: torch.Tensor, action_mask_BT: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, input_ids_BT: torch.Tensor, action_mask_BT: torch.Tensor, images: ImageInputs | None = None
+    ) -> torch.Tensor:
         """fp32 values ``[B, T]``, 0 outside actions.
 
         Args:
             input_ids_BT: padded to the right.
             action_mask_BT: bool, False at index 0.
+            images: as of ``TokenScorer``.
         """
         if self.packs:
+            assert images is None, "a configuration rule refuses images in packed rows"
             kept_BT = up_to_last_action(action_mask_BT)
             values_N = self.packed(input_ids_BT, kept_BT, before_actions(action_mask_BT, kept_BT))
         else:
-            values_N = self.head(hidden_before_actions(self.hidden(input_ids_BT), action_mask_BT))
+            values_N = self.head(hidden_before_actions(self.hidden(input_ids_BT, images), action_mask_BT))
         return at_actions(values_N, action_mask_BT)
 
     @staticmethod
@@ -177,7 +210,7 @@ def _head_of(model: PreTrainedModel) -> nn.Linear:
 def _scores_last_token(model: PreTrainedModel, layer: nn.Linear) -> bool:
     """Compare the model's own score of made-up hidden states with its layer's."""
     hidden_1TH = large_hidden(layer)
-    padding = model.config.get_text_config().pad_token_id
+    padding = getattr(model.config.get_text_config(), "pad_token_id", None)
     ids_1T = torch.full((1, 2), 1 if padding == 0 else 0, device=hidden_1TH.device)  # no padding
     with torch.no_grad(), scripted(model.base_model, hidden_1TH):
         try:
@@ -204,6 +237,6 @@ def _forget_padding_that_ends_rows(model_config: PretrainedConfig) -> None:
     Without a padding token its classifier refuses batches instead, and scores single rows at their end.
     """
     text = model_config.get_text_config()
-    ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id]
-    if text.pad_token_id in ends:
+    end, padding = getattr(text, "eos_token_id", None), getattr(text, "pad_token_id", None)
+    if padding in (end if isinstance(end, list) else [end]):
         text.pad_token_id = None

@@ -69,12 +69,15 @@ def visual_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
     Raises:
         TrainingError: there are none.
     """
+    backbone = model.base_model  # a classifier has a head behind it, which is no output layer
     spoken = {
         id(parameter)
-        for part in (model.get_decoder(), model.get_output_embeddings())
+        for part in (backbone.get_decoder(), model.get_output_embeddings())
+        if part is not None
         for parameter in part.parameters()
     }
-    found = {name: parameter for name, parameter in model.named_parameters() if id(parameter) not in spoken}
+    read = {id(parameter) for parameter in backbone.parameters()} - spoken
+    found = {name: parameter for name, parameter in model.named_parameters() if id(parameter) in read}
     if not found:
         raise TrainingError(f"{type(model).__name__} has no vision tower: remove actor.freeze_visual_encoder")
     return found

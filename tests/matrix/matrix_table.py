@@ -22,14 +22,11 @@ if TYPE_CHECKING:
 class Result:
     """What became of a cell."""
 
-    refused: str = ""  # why
     failed: str = ""  # why
     seconds: float = 0.0
     measured: Measured | None = None
 
     def __str__(self) -> str:
-        if self.refused:
-            return f"refused: {self.refused}"
         if self.failed:
             return f"FAILED: {self.failed[:40]}"
         assert self.measured is not None, "it ran"

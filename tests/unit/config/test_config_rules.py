@@ -69,10 +69,6 @@ CASES = {
     ],
     "images_are_seen": [
         (
-            ["data.max_images_per_prompt=2", "algo.advantage.estimator=gae"],
-            ["data.max_images_per_prompt=2", "a critic reads text only", "use an estimator without a critic"],
-        ),
-        (
             ["data.max_images_per_prompt=2", "reward.model_name_or_path=org/m"],
             [
                 "data.max_images_per_prompt=2",

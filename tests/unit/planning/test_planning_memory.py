@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from rlhf_core.data.tiny_vision_model import make_tiny_vision_model
 from rlhf_core.planning import memory
 from rlhf_core.planning.memory import GIB, Serving, Training, optimizer_bytes
 from rlhf_core.planning.shape import ModelShape, shape_of
@@ -177,3 +178,11 @@ def test_shapes_need_no_weights(tmp_path):
     assert critic.parameters == llama.parameters - 128_256 * 4096 + 4096  # a head of one number for the output layer
     assert round(qwen.parameters / 1e9, 1) == 30.5
     assert round(qwen.active / 1e9, 1) == 3.4
+
+
+def test_a_critic_that_sees_has_the_vision_tower(tmp_path):
+    policy = str(make_tiny_vision_model(tmp_path / "vlm"))
+
+    speaker, critic = shape_of(policy), shape_of(policy, num_labels=1)
+
+    assert critic.parameters == speaker.parameters - speaker.vocabulary * speaker.hidden + speaker.hidden
