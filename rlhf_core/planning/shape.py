@@ -115,14 +115,15 @@ def _made(config: Any, num_labels: int | None, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    kind = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
-    if num_labels is not None:
-        config.num_labels = num_labels
-        seeing = seeing_classifier(config)
-        if seeing is not None:
-            return seeing._from_config(config)
-        kind = AutoModelForSequenceClassification
-    return kind.from_config(config, trust_remote_code=trust_remote_code)
+    has_text_class = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if num_labels is None:
+        kind = AutoModelForCausalLM if has_text_class else AutoModelForImageTextToText
+        return kind.from_config(config, trust_remote_code=trust_remote_code)
+    config.num_labels = num_labels
+    seeing = None if has_text_class else seeing_classifier(config)
+    if seeing is not None:
+        return seeing._from_config(config)
+    return AutoModelForSequenceClassification.from_config(config, trust_remote_code=trust_remote_code)
 
 
 def _experts(text: Any) -> tuple[int, int]:

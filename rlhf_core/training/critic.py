@@ -81,7 +81,7 @@ class CriticTrainer(ExperienceTrainer):
         self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn)
         # A new head is zero: one that knows nothing says nothing. The values of a random one spread by about 1, the advantages
         # are then its noise, and the first steps of the backbone throw them farther off than they were.
-        sequence_model = load_sequence_model(config, model_path, seed=None, may_see=True)
+        sequence_model = load_sequence_model(config, model_path, seed=None, reads_images=self._images is not None)
         if frozen_eyes:
             freeze_visual_encoder(sequence_model)
         scorer = ValueScorer(sequence_model, config.ds.packing_samples)

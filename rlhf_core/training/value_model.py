@@ -20,7 +20,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.errors import TrainingError
-from rlhf_core.training.loading import load_model_config, load_weights, refuse_missing
+from rlhf_core.training.loading import is_vision_language_only, load_model_config, load_weights, refuse_missing
 from rlhf_core.training.model import (
     at_actions,
     hidden_before_actions,
@@ -41,7 +41,7 @@ SCORER = "sequence classifier with one output"
 
 
 def load_sequence_model(
-    settings: LoadSettings, path: str, seed: int | None, *, may_see: bool = False
+    settings: LoadSettings, path: str, seed: int | None, *, reads_images: bool | None = None
 ) -> PreTrainedModel:
     """A sequence classifier with one output, in host memory, without dropout.
 
@@ -53,7 +53,8 @@ def load_sequence_model(
         settings: the run's.
         path: folder or id.
         seed: of a new head; None: it is zero.
-        may_see: a vision-language model is taken too, with its vision tower.
+        reads_images: a vision-language model is taken too, with its vision tower if it is to read images, or has no other form;
+            None: it is not.
 
     Raises:
         TrainingError: the folder or id cannot be loaded as one, has several outputs, or has a head that is more than a
@@ -61,7 +62,8 @@ def load_sequence_model(
     """
     model_config = load_model_config(settings, path, SCORER, num_labels=1)
     _forget_padding_that_ends_rows(model_config)
-    seeing = seeing_classifier(model_config) if may_see else None
+    sees = reads_images or (reads_images is not None and is_vision_language_only(model_config))
+    seeing = seeing_classifier(model_config) if sees else None
     if seeing is None or seeing.__name__ in (model_config.architectures or ()):
         kind, in_4bit = seeing or AutoModelForSequenceClassification, settings.ds.load_in_4bit
         model, missing = load_weights(kind, settings, path, SCORER, model_config, in_4bit=in_4bit)

@@ -35,7 +35,7 @@ def folder(policy, tmp_path_factory) -> str:
 
     path = tmp_path_factory.mktemp("critic") / "seeing"
     shutil.copytree(policy, path)
-    load_sequence_model(cases.config(), policy, seed=5, may_see=True).save_pretrained(path)
+    load_sequence_model(cases.config(), policy, seed=5, reads_images=True).save_pretrained(path)
     return str(path)
 
 
@@ -217,7 +217,7 @@ def test_a_new_one_learns_with_frozen_eyes_goes_on_and_is_exported(
         assert HEAD in moved
         assert not before[HEAD].any()  # one that knows nothing says nothing
         assert digest == restored
-    loaded = load_sequence_model(cases.config(), str(tmp_path / "hf"), seed=None, may_see=True)
+    loaded = load_sequence_model(cases.config(), str(tmp_path / "hf"), seed=None, reads_images=True)
     exported = {name: weight.detach().numpy() for name, weight in loaded.named_parameters()}
     assert all((exported[name] == after[name]).all() for name in after)
 

@@ -65,9 +65,9 @@ def test_it_is_the_backbone_and_a_head_and_comes_back_as_it_was_saved(family, tm
     speaker = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     speaker.save_pretrained(tmp_path / "policy")
 
-    critic = load_sequence_model(tb.config(), str(tmp_path / "policy"), seed=3, may_see=True)
+    critic = load_sequence_model(tb.config(), str(tmp_path / "policy"), seed=3, reads_images=True)
     critic.save_pretrained(tmp_path / "critic")
-    again = load_sequence_model(tb.config(), str(tmp_path / "critic"), seed=None, may_see=True)
+    again = load_sequence_model(tb.config(), str(tmp_path / "critic"), seed=None, reads_images=True)
 
     expected, found = (dict(model.base_model.named_parameters()) for model in (speaker, critic))
     assert expected.keys() == found.keys()
@@ -83,7 +83,7 @@ def test_it_is_the_backbone_and_a_head_and_comes_back_as_it_was_saved(family, tm
 def test_it_reads_texts_alone_as_well(tmp_path):
     config = transformers.Idefics3Config(**FAMILIES["Idefics3"], image_token_id=299)
     transformers.Idefics3ForConditionalGeneration(config).save_pretrained(tmp_path)
-    critic = load_sequence_model(tb.config(), str(tmp_path), seed=3, may_see=True).eval()
+    critic = load_sequence_model(tb.config(), str(tmp_path), seed=3, reads_images=False).eval()
     ids_BT = torch.tensor([[5, 6, 7, 8]])
     spoken_BT = torch.tensor([[False, False, True, True]])
 
@@ -102,7 +102,7 @@ def test_weights_that_are_missing_are_refused(tmp_path):
     speaker.save_pretrained(tmp_path, state_dict=kept)
 
     with pytest.raises(TrainingError, match=r"lacks weights of a vision-language model: model\.connector"):
-        load_sequence_model(tb.config(), str(tmp_path), seed=3, may_see=True)
+        load_sequence_model(tb.config(), str(tmp_path), seed=3, reads_images=True)
 
 
 def test_models_of_text_need_none():
