@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from rlhf_core.weights import WeightUpdate
 
 TINY, SMOLLM2 = "tiny", "135M"
+NEVER_SAID = ("\N{SNOWMAN}" * 3,)  # where a stop string is looked for, each token is sent as soon as it is sampled
 HELD = ("pause", "start", "load", "finish", "stamp", "resume")  # steps during which nothing is generated
 
 
@@ -111,7 +112,8 @@ class Bench:
         requests = []
         for index in range(arguments.requests):
             prompt = generator.integers(32, 127, arguments.prompt).tolist()
-            sampling = SamplingParams(max_tokens=arguments.before + arguments.after, ignore_eos=True, seed=index)
+            length = arguments.before + arguments.after
+            sampling = SamplingParams(max_tokens=length, ignore_eos=True, seed=index, stop=NEVER_SAID)
             requests.append(GenerateRequest(str(index), prompt, sampling, affinity=""))
         found: list[Generation] = []
         async for chunk in self._engine.generate_many(requests):
