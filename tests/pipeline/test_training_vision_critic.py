@@ -201,13 +201,19 @@ def test_gradient_is_that_by_hand_also_where_a_rank_sees_no_image(
         assert cases.largest_difference({name: found[name] for name in expected}, expected) < 1e-6 * max(scale, 1)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_new_one_learns_with_frozen_eyes_goes_on_and_is_exported(
-    two_ranks, policy, album, one_sided, tmp_path, stage
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["actor.freeze_visual_encoder=true", "ds.zero_stage=2"],
+        ["actor.freeze_visual_encoder=true", "ds.zero_stage=3"],
+        ["ds.lora.rank=4", "ds.zero_stage=2"],  # adapters are of the language model alone
+    ],
+    ids=str,
+)
+def test_a_new_one_learns_while_its_eyes_stay_goes_on_and_is_exported(
+    two_ranks, policy, album, one_sided, tmp_path, settings
 ):
     from rlhf_core.training.value_model import load_sequence_model
-
-    settings = ["actor.freeze_visual_encoder=true", f"ds.zero_stage={stage}"]
 
     both = two_ranks.run(update, policy, album, one_sided, settings, tmp_path)
 
