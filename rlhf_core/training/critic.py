@@ -24,7 +24,7 @@ from rlhf_core.training.scoring import map_rows
 from rlhf_core.training.step import LossPart, StepsTally, no_loss
 from rlhf_core.training.trainer import TrainedModel, seed_everything
 from rlhf_core.training.value_model import ValueScorer, load_sequence_model
-from rlhf_core.training.visual import ImageReader, freeze_visual_encoder
+from rlhf_core.training.visual import ImageReader, eyes_learn, freeze_visual_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,13 +76,11 @@ class CriticTrainer(ExperienceTrainer):
     ) -> None:
         self.config = config
         seed_everything(config.train.seed)
-        frozen_eyes = config.actor.freeze_visual_encoder
-        eyes_learn = not frozen_eyes and config.ds.lora.rank == 0
-        self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn)
+        self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn(config))
         # A new head is zero: one that knows nothing says nothing. The values of a random one spread by about 1, the advantages
         # are then its noise, and the first steps of the backbone throw them farther off than they were.
         sequence_model = load_sequence_model(config, model_path, seed=None, reads_images=self._images is not None)
-        if frozen_eyes:
+        if config.actor.freeze_visual_encoder:
             freeze_visual_encoder(sequence_model)
         scorer = ValueScorer(sequence_model, config.ds.packing_samples)
         heads, template = tuple(scorer.head.parameters()), config.data.tokenizer_chat_template

@@ -23,7 +23,7 @@ from rlhf_core.training.report import UpdateReport, update_report
 from rlhf_core.training.scoring import score_rows
 from rlhf_core.training.step import StepsTally
 from rlhf_core.training.trainer import HALF_UPDATED, TrainedModel, seed_everything
-from rlhf_core.training.visual import ImageReader, freeze_visual_encoder, load_policy_model
+from rlhf_core.training.visual import ImageReader, eyes_learn, freeze_visual_encoder, load_policy_model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,11 +68,9 @@ class PolicyTrainer(ExperienceTrainer):
     ) -> None:
         self.config = config
         seed_everything(config.train.seed)
-        frozen_eyes = config.actor.freeze_visual_encoder
-        eyes_learn = not frozen_eyes and config.ds.lora.rank == 0
-        self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn)
+        self._images = ImageReader.of(config, model_path, load_image, learns=eyes_learn(config))
         causal_lm = load_policy_model(config, model_path, reads_images=self._images is not None)
-        if frozen_eyes:
+        if config.actor.freeze_visual_encoder:
             freeze_visual_encoder(causal_lm)
         add_adapters(causal_lm, config.ds.lora, config.train.seed)
         scorer = TokenScorer(

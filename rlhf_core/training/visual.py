@@ -89,6 +89,11 @@ def freeze_visual_encoder(model: PreTrainedModel) -> None:
         parameter.requires_grad_(False)
 
 
+def eyes_learn(config: Config) -> bool:
+    """The vision towers of policy and critic have gradients: they are not frozen, by name or under adapters."""
+    return not config.actor.freeze_visual_encoder and config.ds.lora.rank == 0
+
+
 class ImageReader:
     """Makes batches of rows that may show images. It may be asked from another thread than the one that trains.
 
