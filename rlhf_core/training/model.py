@@ -164,14 +164,8 @@ class TokenScorer(PackingScorer):
         images: ImageInputs | None,
     ) -> tuple[torch.Tensor, Any, torch.Tensor]:
         """Hidden states before actions ``[N, H]``, the backbone's output, and which of its tokens count for the balance."""
-        seen_BT = input_ids_BT
-        if images is not None:
-            seen_BT = images.add_blank_row(input_ids_BT)
-            wanted = {**wanted, **images.tensors}
-        output = self.backbone(input_ids=seen_BT, use_cache=False, **wanted)
-        rows, width = input_ids_BT.shape
-        hidden_NH = hidden_before_actions(output.last_hidden_state[:rows, :width], action_mask_BT)
-        return hidden_NH, output, _counted(action_mask_BT, seen_BT)
+        output, hidden_BTH, seen_BT = self.ask_padded(input_ids_BT, images, **wanted)
+        return hidden_before_actions(hidden_BTH, action_mask_BT), output, _counted(action_mask_BT, seen_BT)
 
     def _router_logits(self, output: Any, counted: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """``[tokens, experts]`` of each layer, of all tokens of a packed row."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rlhf_core.batching import TokenBatch
+    from rlhf_core.batching import ImageInputs, TokenBatch
 
 PROBE_TOKENS = 16  # of each of the two samples
 # What the sample before a token changes, as a share of what it changes where it is seen. The gated delta rule of Qwen3-Next and
@@ -65,6 +65,20 @@ class PackingScorer(nn.Module, ABC):  # type: ignore[misc]
     @abstractmethod
     def inputs(batch: TokenBatch) -> tuple[Any, ...]:
         """What ``forward`` takes of a batch."""
+
+    def ask_padded(
+        self, input_ids_BT: torch.Tensor, images: ImageInputs | None, **wanted: Any
+    ) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """What the backbone says of padded rows and of what they show: its output, last hidden states ``[B, T, H]`` without
+        those of a blank row, and the ids that it got.
+        """
+        seen_BT = input_ids_BT
+        if images is not None:
+            seen_BT = images.add_blank_row(input_ids_BT)
+            wanted = {**wanted, **images.tensors}
+        output = self.backbone(input_ids=seen_BT, use_cache=False, **wanted)
+        rows, width = input_ids_BT.shape
+        return output, output.last_hidden_state[:rows, :width], seen_BT
 
     def ask(
         self, input_ids_BT: torch.Tensor, kept_BT: torch.Tensor, places_N: torch.Tensor, **wanted: Any

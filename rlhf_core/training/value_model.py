@@ -120,12 +120,7 @@ class _Scorer(PackingScorer):
 
     def hidden(self, input_ids_BT: torch.Tensor, images: ImageInputs | None = None) -> torch.Tensor:
         """Last hidden states ``[B, T, H]`` of padded rows, and of what they show."""
-        if images is None:
-            return self.backbone(input_ids=input_ids_BT, use_cache=False).last_hidden_state
-        rows, width = input_ids_BT.shape
-        seen_BT = images.add_blank_row(input_ids_BT)
-        output = self.backbone(input_ids=seen_BT, use_cache=False, **images.tensors)
-        return output.last_hidden_state[:rows, :width]
+        return self.ask_padded(input_ids_BT, images)[1]
 
     def packed(self, input_ids_BT: torch.Tensor, kept_BT: torch.Tensor, places_N: torch.Tensor) -> torch.Tensor:
         """What the head says of tokens of the packed row, ``[N]``: see ``ask``."""
